@@ -92,9 +92,10 @@ func (b *Buffer) Bytes(n int) int64 {
 type WeightRef struct {
 	Format uint32   `json:"format"` // abi.WBF16, ...
 	Tile   int      `json:"tile,omitempty"`
-	N      int      `json:"n"`     // rows of one part
-	K      int      `json:"k"`     // columns of one part
-	Names  []string `json:"names"` // one tensor per part, full checkpoint names; the scale of X.weight is X.scale
+	N      int      `json:"n"`              // rows of one part
+	K      int      `json:"k"`              // columns of one part
+	Names  []string `json:"names"`          // one tensor per part, full checkpoint names; the scale of X.weight is X.scale
+	From   int      `json:"from,omitempty"` // first row of the tensor (plain formats only): this buffer is rows From..From+N-1
 }
 
 // Pool is the device memory pool of a region.

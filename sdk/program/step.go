@@ -6,17 +6,16 @@ import (
 	"github.com/deepinfer-go/deepinfer/sdk/abi"
 )
 
-// LogitsIndex is the name of the Input-like buffer that a program's `copy` ops use to gather logit rows: I32 [L], filled from Step.Logits.
-const LogitsIndex = "logits_index"
-
 // Names of the buffers that carry a step's payload in and its results out.
 const (
-	InputName     = "input"       // BF16 image rows [.., H] (main) or patches [.., 3pp] (vision)
-	OutIDs        = "ids"         // I32 [L]
-	OutLogProb    = "logprob"     // F32 [L]
-	OutTopIDs     = "top_ids"     // I32 [L, TopN]
-	OutTopLogProb = "top_logprob" // F32 [L, TopN]
-	OutRows       = "rows"        // BF16 [L, H] of a vision program
+	InputName     = "input"        // Input BF16 [T, H] image rows (main) or [T, 3pp] patches (vision), filled from Step.Input
+	LogitsIndex   = "logits_index" // Input I32 [L], filled from Step.Logits: the rows that copy ops gather for the head
+	KeptIndex     = "kept_index"   // Input I32 [K], filled from Step.KeptIndex, in programs that narrow the decoder half
+	OutIDs        = "ids"          // I32 [L]
+	OutLogProb    = "logprob"      // F32 [L]
+	OutTopIDs     = "top_ids"      // I32 [L, TopN]
+	OutTopLogProb = "top_logprob"  // F32 [L, TopN]
+	OutRows       = "rows"         // BF16 [L, H] of a vision program
 )
 
 // Batch is the host side of abi.Batch: the rows of a step in order of sequence. Slices are indexed as documented there.
@@ -36,7 +35,7 @@ type Step struct {
 	// Kept, when its Token is not nil, lists the rows that the decoder half serves (a subset of Rows, same sequences) and
 	// KeptIndex their indices in Rows; nil = all rows.
 	Kept      Batch
-	KeptIndex []int32
+	KeptIndex []int32 // see the KeptIndex buffer
 
 	Logits   []int32        // rows (of Kept, or of Rows) whose logits are wanted
 	Sampling []abi.Sampling // one per entry of Logits
