@@ -1,0 +1,472 @@
+package token
+
+import (
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math/bits"
+	"os"
+	"strings"
+	"unicode/utf8"
+)
+
+// The three expressions of the pre-tokenizer that scanner implements, line breaks written as escapes (release files spell them raw).
+var splits = [3]string{
+	`\p{N}{1,3}`,
+	"[一-龥\u3040-\u309f\u30a0-\u30ff]+",
+	"[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\\r\\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+}
+
+// Load reads a tokenizer.json file.
+func Load(path string) (*Tokenizer, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read tokenizer: %w", err)
+	}
+	t, err := Parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return t, nil
+}
+
+// Parse builds a tokenizer from the contents of a tokenizer.json file. It accepts byte-level BPE with the pre-tokenizer of DeepSeek V3,
+// V4 and V4.1 and refuses everything else, because a wrong id corrupts prompts silently. data is not kept.
+func Parse(data []byte) (*Tokenizer, error) {
+	t, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("tokenizer.json: %w", err)
+	}
+	return t, nil
+}
+
+// file is what parse collects before the tables are built.
+type file struct {
+	vocab  map[string]int32 // byte-level spelling to id
+	pieces []string         // id to byte-level spelling, "" where there is none
+	merges [][2]string
+	added  []addedToken
+	splits []string
+	levels int // ByteLevel pre-tokenizers seen
+}
+
+type addedToken struct {
+	id                          int
+	content                     string
+	special, normalized         bool
+	lstrip, rstrip, single_word bool
+}
+
+func parse(data []byte) (*Tokenizer, error) {
+	s := &jsonScan{data: data}
+	f := &file{}
+	var sawModel, sawAdded, sawPre bool
+	s.object(func(key []byte) {
+		switch string(key) {
+		case "added_tokens":
+			sawAdded = true
+			s.array(func(int) { f.addedToken(s) })
+		case "normalizer":
+			f.normalizer(s)
+		case "pre_tokenizer":
+			sawPre = true
+			f.preTokenizer(s)
+		case "model":
+			sawModel = true
+			f.model(s)
+		default: // post_processor adds nothing here, decoder is the inverse of ByteLevel
+			s.skip(1)
+		}
+	})
+	if s.err == nil && s.peek() != 0 {
+		s.fail("something follows the closing brace")
+	}
+	switch {
+	case s.err != nil:
+		return nil, s.err
+	case !sawModel:
+		return nil, errors.New(`there is no "model"`)
+	case !sawAdded:
+		return nil, errors.New(`there is no "added_tokens"`)
+	case !sawPre || len(f.splits) != len(splits) || f.levels != 1:
+		return nil, fmt.Errorf("the pre-tokenizer has %d splits and %d byte-level steps; only the one of DeepSeek V3 to V4.1 is supported, three splits and one step", len(f.splits), f.levels)
+	}
+	unescape := strings.NewReplacer("\r", `\r`, "\n", `\n`)
+	for i, want := range splits {
+		if got := unescape.Replace(f.splits[i]); got != want {
+			return nil, fmt.Errorf("split %d of the pre-tokenizer is %q, want %q", i+1, got, want)
+		}
+	}
+	return f.build()
+}
+
+func (f *file) addedToken(s *jsonScan) {
+	a := addedToken{id: -1}
+	s.object(func(key []byte) {
+		switch string(key) {
+		case "id":
+			a.id = s.integer()
+		case "content":
+			a.content = string(s.str())
+		case "special":
+			a.special = s.boolean()
+		case "normalized":
+			a.normalized = s.boolean()
+		case "lstrip":
+			a.lstrip = s.boolean()
+		case "rstrip":
+			a.rstrip = s.boolean()
+		case "single_word":
+			a.single_word = s.boolean()
+		default:
+			s.skip(2)
+		}
+	})
+	switch {
+	case s.err != nil:
+	case a.id < 0 || a.content == "":
+		s.fail("an added token needs an id and a content that is not empty")
+	case a.lstrip || a.rstrip || a.single_word:
+		s.fail("added token %q has lstrip, rstrip or single_word, which is not supported", a.content)
+	}
+	f.added = append(f.added, a)
+}
+
+// normalizer accepts null and an empty sequence.
+func (f *file) normalizer(s *jsonScan) {
+	if s.null() {
+		return
+	}
+	s.object(func(key []byte) {
+		switch string(key) {
+		case "type":
+			if typ := s.str(); s.err == nil && string(typ) != "Sequence" {
+				s.fail("normalizer %q is not supported, only an empty sequence", typ)
+			}
+		case "normalizers":
+			s.array(func(int) {
+				s.skip(2)
+				s.fail("a normalizer that is not empty is not supported")
+			})
+		default:
+			s.skip(1)
+		}
+	})
+}
+
+func (f *file) preTokenizer(s *jsonScan) {
+	if s.null() {
+		return
+	}
+	s.object(func(key []byte) {
+		if string(key) != "pretokenizers" {
+			s.skip(1)
+			return
+		}
+		s.array(func(int) {
+			var typ, regex, behavior string
+			var invert, prefix bool
+			useRegex := false
+			s.object(func(key []byte) {
+				switch string(key) {
+				case "type":
+					typ = string(s.str())
+				case "behavior":
+					behavior = string(s.str())
+				case "invert":
+					invert = s.boolean()
+				case "add_prefix_space":
+					prefix = s.boolean()
+				case "use_regex":
+					useRegex = s.boolean()
+				case "pattern":
+					s.object(func(key []byte) {
+						if string(key) != "Regex" {
+							s.fail("a split pattern of kind %q is not supported", key)
+							return
+						}
+						regex = string(s.str())
+					})
+				default:
+					s.skip(3)
+				}
+			})
+			switch {
+			case s.err != nil:
+			case typ == "Split" && behavior == "Isolated" && !invert && f.levels == 0:
+				f.splits = append(f.splits, regex)
+			case typ == "ByteLevel" && !prefix && !useRegex:
+				f.levels++
+			default:
+				s.fail("pre-tokenizer step %q (behavior %q) is not supported", typ, behavior)
+			}
+		})
+	})
+}
+
+func (f *file) model(s *jsonScan) {
+	sawVocab, sawMerges := false, false
+	s.object(func(key []byte) {
+		switch string(key) {
+		case "type":
+			if typ := s.str(); s.err == nil && string(typ) != "BPE" {
+				s.fail("model type %q is not supported, only BPE", typ)
+			}
+		case "unk_token", "dropout", "continuing_subword_prefix", "end_of_word_suffix":
+			name := string(key)
+			switch {
+			case s.null():
+			case s.peek() == '"' && name != "unk_token":
+				if v := s.str(); len(v) != 0 {
+					s.fail("%s is not supported", name)
+				}
+			default:
+				s.fail("%s is not supported", name)
+			}
+		case "byte_fallback", "ignore_merges", "fuse_unk":
+			name := string(key)
+			if s.boolean() && name != "fuse_unk" {
+				s.fail("%s is not supported", name)
+			}
+		case "vocab":
+			sawVocab = true
+			f.readVocab(s)
+		case "merges":
+			sawMerges = true
+			f.readMerges(s)
+		default:
+			s.skip(2)
+		}
+	})
+	if s.err == nil && !(sawVocab && sawMerges) {
+		s.fail("the model needs vocab and merges")
+	}
+}
+
+func (f *file) readVocab(s *jsonScan) {
+	// One shared string holds all spellings: a quarter of a million small strings would cost more than the parse.
+	f.vocab = make(map[string]int32, 1<<17)
+	s.object(func(key []byte) {
+		piece := string(key)
+		id := s.integer()
+		switch {
+		case s.err != nil:
+			return
+		case id > maxID:
+			s.fail("token %q has id %d, the largest supported is %d", piece, id, maxID)
+			return
+		case piece == "":
+			s.fail("id %d has an empty token", id)
+			return
+		}
+		if old, ok := f.vocab[piece]; ok && int(old) != id {
+			s.fail("token %q has two ids, %d and %d", piece, old, id)
+			return
+		}
+		for id >= len(f.pieces) {
+			f.pieces = append(f.pieces, "")
+		}
+		if old := f.pieces[id]; old != "" && old != piece {
+			s.fail("id %d has two tokens, %q and %q", id, old, piece)
+			return
+		}
+		f.pieces[id], f.vocab[piece] = piece, int32(id)
+	})
+}
+
+func (f *file) readMerges(s *jsonScan) {
+	s.array(func(i int) {
+		var pair [2]string
+		if s.peek() == '[' {
+			n := 0
+			s.array(func(j int) {
+				if piece := s.str(); j < 2 {
+					pair[j] = string(piece)
+				}
+				n++
+			})
+			if s.err == nil && n != 2 {
+				s.fail("merge %d has %d parts, want 2", i, n)
+			}
+		} else {
+			line := string(s.str())
+			left, right, ok := strings.Cut(line, " ")
+			if s.err == nil && (!ok || strings.Contains(right, " ")) {
+				s.fail("merge %d is %q, want two pieces and a space between them", i, line)
+			}
+			pair = [2]string{left, right}
+		}
+		if s.err == nil && i > maxRank {
+			s.fail("more than %d merges", maxRank)
+		}
+		f.merges = append(f.merges, pair)
+	})
+}
+
+// byteOf maps the runes of the byte-level alphabet back to bytes: printable Latin-1 stands for itself, the other 68 bytes are U+0100
+// onwards in order. -1: not in the alphabet.
+var byteOf = func() (table [0x144]int16) {
+	for i := range table {
+		table[i] = -1
+	}
+	next := 0x100
+	for b := range 256 {
+		if b >= '!' && b <= '~' || b >= 0xA1 && b <= 0xAC || b >= 0xAE {
+			table[b] = int16(b)
+		} else {
+			table[next] = int16(b)
+			next++
+		}
+	}
+	return table
+}()
+
+// unmap appends the bytes that a byte-level spelling stands for; ok is false, and nothing is appended, when a rune is not in the alphabet.
+func unmap(dst []byte, piece string) (out []byte, ok bool) {
+	n := len(dst)
+	for _, r := range piece {
+		if r >= rune(len(byteOf)) || byteOf[r] < 0 {
+			return dst[:n], false
+		}
+		dst = append(dst, byte(byteOf[r]))
+	}
+	return dst, true
+}
+
+// build makes the tables.
+func (f *file) build() (*Tokenizer, error) {
+	size := len(f.pieces)
+	for _, a := range f.added {
+		if a.id > maxID {
+			return nil, fmt.Errorf("added token %q has id %d, the largest supported is %d", a.content, a.id, maxID)
+		}
+		size = max(size, a.id+1)
+	}
+	t := &Tokenizer{size: size, flags: make([]uint8, size), start: make([]uint32, size+1), seed: maphash.MakeSeed(), added: make(map[string]int32, len(f.added))}
+
+	spelling := make([]string, size) // of added tokens
+	for _, a := range f.added {
+		if old, ok := t.added[a.content]; ok && old != int32(a.id) {
+			return nil, fmt.Errorf("added token %q has two ids, %d and %d", a.content, old, a.id)
+		}
+		if old := spelling[a.id]; old != "" && old != a.content {
+			return nil, fmt.Errorf("id %d has two added tokens, %q and %q", a.id, old, a.content)
+		}
+		if a.id < len(f.pieces) && f.pieces[a.id] != "" && f.pieces[a.id] != a.content {
+			return nil, fmt.Errorf("id %d is the added token %q and also %q in the vocabulary", a.id, a.content, f.pieces[a.id])
+		}
+		if old, ok := f.vocab[a.content]; ok && int(old) != a.id {
+			return nil, fmt.Errorf("added token %q has id %d, but %d in the vocabulary", a.content, a.id, old)
+		}
+		spelling[a.id] = a.content
+		t.added[a.content] = int32(a.id)
+		t.flags[a.id] |= flagUsed | flagAdded
+		if a.special {
+			t.flags[a.id] |= flagSpecial
+		}
+		if a.normalized {
+			t.second.insert(a.content, int32(a.id))
+		} else {
+			t.first.insert(a.content, int32(a.id))
+		}
+	}
+
+	blob := make([]byte, 0, 1<<20)
+	for i := range t.byteID {
+		t.byteID[i] = -1
+	}
+	inAlphabet := make([]bool, size)
+	for id := range size {
+		t.start[id] = uint32(len(blob))
+		switch {
+		case spelling[id] != "":
+			blob = append(blob, spelling[id]...)
+		case id < len(f.pieces) && f.pieces[id] != "":
+			t.flags[id] |= flagUsed
+			var ok bool
+			if blob, ok = unmap(blob, f.pieces[id]); !ok {
+				blob = append(blob, f.pieces[id]...)
+			} else {
+				inAlphabet[id] = true
+				if n := len(blob); n-int(t.start[id]) == 1 {
+					t.byteID[blob[n-1]] = int32(id)
+				}
+			}
+		}
+	}
+	t.start[size] = uint32(len(blob))
+	t.blob = string(blob)
+	for b, id := range t.byteID {
+		if id < 0 {
+			return nil, fmt.Errorf("the vocabulary has no token for byte %#02x", b)
+		}
+	}
+
+	if err := f.buildMerges(t); err != nil {
+		return nil, err
+	}
+	t.buildPieces(inAlphabet)
+	return t, nil
+}
+
+func (f *file) buildMerges(t *Tokenizer) error {
+	n := tableSize(len(f.merges))
+	t.merge = make([]uint64, n)
+	t.mergeShift = uint(64 - bits.Len(uint(n-1)))
+	for i := range t.merge {
+		t.merge[i] = emptyMerge
+	}
+	t.merged = make([]int32, len(f.merges))
+	var joined []byte
+	for rank, pair := range f.merges {
+		left, ok1 := f.vocab[pair[0]]
+		right, ok2 := f.vocab[pair[1]]
+		joined = append(append(joined[:0], pair[0]...), pair[1]...)
+		id, ok3 := f.vocab[string(joined)]
+		if !ok1 || !ok2 || !ok3 {
+			return fmt.Errorf("merge %d joins %q and %q, which with their result must all be in the vocabulary", rank, pair[0], pair[1])
+		}
+		t.merged[rank] = id
+		key := uint64(left)<<idBits | uint64(right)
+		mask := uint64(n - 1)
+		h := key * 0x9E3779B97F4A7C15 >> t.mergeShift
+		for t.merge[h&mask] != emptyMerge && t.merge[h&mask]>>rankBits != key {
+			h++
+		}
+		t.merge[h&mask] = key<<rankBits | uint64(rank) // of equal pairs the last one counts, as in the reference
+	}
+	return nil
+}
+
+// buildPieces fills the table of whole pieces. A token may be in it only if merging its bytes gives exactly that token, which holds for
+// every token of a real file but is not a law; so each one is checked.
+func (t *Tokenizer) buildPieces(inAlphabet []bool) {
+	w := &worker{t: t}
+	var ids []int32
+	count := 0
+	for id := range t.size {
+		piece := t.Bytes(int32(id))
+		if !inAlphabet[id] || !utf8.ValidString(piece) { // pieces are cut from valid text
+			continue
+		}
+		if ids = w.merge(ids[:0], piece); len(ids) == 1 && ids[0] == int32(id) {
+			t.flags[id] |= flagWhole
+			count++
+		}
+	}
+	t.piece = make([]int32, tableSize(count))
+	for i := range t.piece {
+		t.piece[i] = -1
+	}
+	mask := uint64(len(t.piece) - 1)
+	for id := range t.size {
+		if t.flags[id]&flagWhole == 0 {
+			continue
+		}
+		h := maphash.String(t.seed, t.Bytes(int32(id))) & mask
+		for t.piece[h] >= 0 {
+			h = (h + 1) & mask
+		}
+		t.piece[h] = int32(id)
+	}
+}
