@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/deepinfer-go/deepinfer/internal/testdata"
 )
@@ -235,62 +234,6 @@ func TestNormalize(t *testing.T) {
 	}
 }
 
-// fileTokenizer reads the vocabulary of a byte-level BPE tokenizer.json.
-type fileTokenizer struct {
-	pieces []string
-	texts  []string
-}
-
-func (f *fileTokenizer) Size() int             { return len(f.pieces) }
-func (f *fileTokenizer) Piece(id int) string   { return f.pieces[id] }
-func (f *fileTokenizer) Decode1(id int) string { return f.texts[id] }
-
-func readTokenizer(t testing.TB, raw []byte) *fileTokenizer {
-	t.Helper()
-	var doc struct {
-		Added []struct {
-			ID      int
-			Content string
-		} `json:"added_tokens"`
-		Model struct{ Vocab map[string]int }
-	}
-	unmarshal(t, raw, &doc)
-	size := 0
-	for _, id := range doc.Model.Vocab {
-		size = max(size, id+1)
-	}
-	for _, a := range doc.Added {
-		size = max(size, a.ID+1)
-	}
-	f := &fileTokenizer{pieces: make([]string, size), texts: make([]string, size)}
-	bytesOf := map[rune]byte{}
-	next := rune(256)
-	for b := range 256 {
-		printable := b >= '!' && b <= '~' || b >= 0xa1 && b <= 0xac || b >= 0xae
-		if printable {
-			bytesOf[rune(b)] = byte(b)
-		} else {
-			bytesOf[next] = byte(b)
-			next++
-		}
-	}
-	for piece, id := range doc.Model.Vocab {
-		var raw []byte
-		for _, r := range piece {
-			if b, ok := bytesOf[r]; ok {
-				raw = append(raw, b)
-			} else {
-				raw = utf8.AppendRune(raw, r)
-			}
-		}
-		f.pieces[id], f.texts[id] = piece, strings.ToValidUTF8(string(raw), "\ufffd")
-	}
-	for _, a := range doc.Added {
-		f.pieces[a.ID], f.texts[a.ID] = a.Content, a.Content
-	}
-	return f
-}
-
 func TestMapOfTheDemoTokenizer(t *testing.T) {
 	dir := testdata.Demo(t)
 	raw, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
@@ -305,7 +248,11 @@ func TestMapOfTheDemoTokenizer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, distinct, err := BuildTokenMap(readTokenizer(t, raw), 12288, 2)
+	vocabulary, err := ReadVocabulary(raw)
+	if err != nil || vocabulary.Size() != 12288 {
+		t.Fatalf("%v, %v", vocabulary.Size(), err)
+	}
+	got, distinct, err := BuildTokenMap(vocabulary, 12288, 2)
 	if err != nil || distinct != 9175 {
 		t.Fatalf("%d distinct ids, %v", distinct, err)
 	}
@@ -329,10 +276,18 @@ func TestTokenMapFileIsChecked(t *testing.T) {
 	if _, err := ReadTokenMap([]byte{0, 0, 0, 0, 255, 255, 255, 255}, 2, 5); err == nil {
 		t.Error("a negative entry was accepted")
 	}
-	if _, _, err := BuildTokenMap(&fileTokenizer{}, 10, 2); err == nil {
+	if _, _, err := BuildTokenMap(&Vocabulary{}, 10, 2); err == nil {
 		t.Error("a pad token outside the tokenizer was accepted")
 	}
 	if got := SyntheticTokenMap(5, 3); !slices.Equal(got, []int32{0, 1, 2, 0, 1}) {
 		t.Errorf("synthetic map %v", got)
+	}
+}
+
+func TestBadVocabularies(t *testing.T) {
+	for _, raw := range []string{"", "{}", `{"model":{"vocab":{"a":-1}}}`, `{"model":{"vocab":{"a":1e9}}}`, `{"model":{"vocab":{"a":0}},"added_tokens":[{"id":999999999}]}`} {
+		if _, err := ReadVocabulary([]byte(raw)); err == nil {
+			t.Errorf("%s was accepted", raw)
+		}
 	}
 }
