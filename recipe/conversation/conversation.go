@@ -150,7 +150,8 @@ func (c *Conversation) ActiveTools() []ToolDef {
 	return c.Tools
 }
 
-// ForcesCall says whether the prompt ends inside a tool block: choice required or named, and there are tools.
+// ForcesCall says whether the turn must make a call: choice required or named, and there are tools. Without thinking the prompt then
+// ends inside the tool block; with thinking the model reasons first and the block is forced by constrained decoding.
 func (c *Conversation) ForcesCall() bool {
 	return (c.ToolChoice.Mode == ChoiceRequired || c.ToolChoice.Mode == ChoiceNamed) && len(c.ActiveTools()) > 0
 }

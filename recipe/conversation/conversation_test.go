@@ -80,6 +80,7 @@ func TestParsingStartsWhereThePromptEnds(t *testing.T) {
 		{"no choice, no calls", Conversation{Tools: tools, ToolChoice: ToolChoice{Mode: ChoiceNone}}, Parsing{}},
 		{"required opens the block", Conversation{Tools: tools, ToolChoice: ToolChoice{Mode: ChoiceRequired}}, Parsing{ToolCalls: true, StartsInCalls: true}},
 		{"required without tools does not", Conversation{ToolChoice: ToolChoice{Mode: ChoiceRequired}}, Parsing{}},
+		{"required with thinking reasons first", Conversation{Tools: tools, Thinking: true, ToolChoice: ToolChoice{Mode: ChoiceRequired}}, Parsing{ToolCalls: true, Stage: StageReasoning}},
 		{"named", Conversation{Tools: tools, ToolChoice: ToolChoice{Mode: ChoiceNamed, Name: "g"}}, Parsing{ToolCalls: true, StartsInCalls: true}},
 		{"json", Conversation{ResponseFormat: ResponseFormat{Kind: FormatJSONObject}}, Parsing{JSONOutput: true}},
 		{"prefix with content", Conversation{Thinking: true, Messages: []Message{{Role: RoleAssistant, Content: "C", Reasoning: ptr("R"), Prefix: true}}}, Parsing{Stage: StageContentContinuation}},

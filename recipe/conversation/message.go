@@ -146,11 +146,9 @@ const (
 
 // Part is a piece of a message.
 type Part struct {
-	Kind PartKind
-	Text string // PartText
-	// Image is an index into Conversation.Images (PartImage). -1 is a placeholder without an image, which the compatible conversation
-	// form allows and every other caller is refused.
-	Image int
+	Kind  PartKind
+	Text  string // PartText
+	Image int    // PartImage: index into Conversation.Images
 }
 
 // TextPart is a part of plain text.

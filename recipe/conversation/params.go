@@ -68,7 +68,7 @@ type Parsing struct {
 func (c *Conversation) Parsing(stop []string) Parsing {
 	p := Parsing{
 		ToolCalls:     len(c.ActiveTools()) > 0,
-		StartsInCalls: c.ForcesCall(),
+		StartsInCalls: c.ForcesCall() && !c.Thinking,
 		JSONOutput:    c.ResponseFormat.Kind == FormatJSONObject,
 		StopStrings:   stop,
 	}
