@@ -1,5 +1,6 @@
 // Package testdata finds the golden data that several packages share: the folder testdata/ at the root of the module,
-// and the embedded demo checkpoint under cmd/deepinfer/demo/model.
+// and the embedded demo checkpoint of cmd/deepinfer/demo. Both lie in the tree as tar.zst archives and are unpacked on first
+// use into a folder of the temporary directory that is named by their hash.
 //
 // The functions are for tests only. They take a [testing.TB] and fail the test, with the path that was looked for, when
 // something is missing. They keep no state and may be called from any goroutine that may call t.Fatal.
@@ -11,7 +12,9 @@ package testdata
 
 import (
 	"os"
+	"path"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -38,13 +41,20 @@ func Root(t testing.TB) string {
 // Dir returns the absolute path of name (slash separated, for example "model/tiny") below testdata/ of the module root.
 func Dir(t testing.TB, name string) string {
 	t.Helper()
-	return existing(t, filepath.Join(Root(t), "testdata", filepath.FromSlash(name)))
+	root := filepath.Join(Root(t), "testdata")
+	// Golden sets are archives: model/tiny.tar.zst holds model/tiny.
+	for set := name; set != "." && set != "/"; set = path.Dir(set) {
+		if file := filepath.Join(root, filepath.FromSlash(set)+".tar.zst"); exists(file) {
+			return existing(t, filepath.Join(unpacked(t, file), filepath.FromSlash(strings.TrimPrefix(strings.TrimPrefix(name, set), "/"))))
+		}
+	}
+	return existing(t, filepath.Join(root, filepath.FromSlash(name)))
 }
 
 // Demo returns the absolute path of the demo checkpoint folder.
 func Demo(t testing.TB) string {
 	t.Helper()
-	return existing(t, filepath.Join(Root(t), "cmd", "deepinfer", "demo", "model"))
+	return unpacked(t, filepath.Join(Root(t), "cmd", "deepinfer", "demo", "model.tar.zst"))
 }
 
 // Read returns the content of the file name below testdata/ of the module root.
@@ -56,6 +66,8 @@ func Read(t testing.TB, name string) []byte {
 	}
 	return raw
 }
+
+func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
 func existing(t testing.TB, path string) string {
 	t.Helper()

@@ -8,4 +8,4 @@ import "io/fs"
 const Name = "spark-mini"
 
 // Files returns nil: this build left the demo model out.
-func Files() fs.FS { return nil }
+func Files() (fs.FS, error) { return nil, nil }
