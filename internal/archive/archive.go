@@ -1,7 +1,7 @@
 // Package archive reads the tar.zst files in which this repository carries model data: the embedded demo checkpoint and the golden sets.
 //
-// Open unpacks an archive into a read-only file system in memory; ReadFile of that system returns the file's bytes without a copy, so weights stay in one
-// place. Used by cmd/deepinfer/demo and internal/testdata. The result is safe for concurrent use. docs/golden.md says how the archives are made.
+// Open unpacks an archive into a read-only file system in memory. Used by cmd/deepinfer/demo and internal/testdata. The result is safe for concurrent use.
+// docs/golden.md says how the archives are made.
 package archive
 
 import (
@@ -88,10 +88,10 @@ func (f *FS) Open(name string) (fs.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
 }
 
-// ReadFile implements fs.ReadFileFS. The bytes are the archive's own: they must not be changed.
+// ReadFile implements fs.ReadFileFS; the caller owns the bytes.
 func (f *FS) ReadFile(name string) ([]byte, error) {
 	if b, ok := f.files[name]; ok {
-		return b, nil
+		return bytes.Clone(b), nil
 	}
 	return nil, &fs.PathError{Op: "read", Path: name, Err: fs.ErrNotExist}
 }
