@@ -33,7 +33,7 @@ type Runner struct {
 	weights  map[string]*abi.Weight
 	vectors  map[string]unsafe.Pointer
 	consts   map[string]unsafe.Pointer
-	pointers []([]unsafe.Pointer) // keeps the pointer arrays of weights reachable
+	pointers []([]unsafe.Pointer) // keeps the pointer arrays and realigned copies of weights reachable
 
 	workspace      unsafe.Pointer
 	workspaceBytes int64
@@ -195,7 +195,7 @@ func (r *Runner) weight(ref *program.WeightRef) (*abi.Weight, error) {
 			errs = append(errs, err)
 			continue
 		}
-		data[i] = unsafe.Pointer(&b[ref.From*rowBytes])
+		data[i] = r.aligned(b[ref.From*rowBytes:(ref.From+ref.N)*rowBytes], st.bits/8)
 		bound += int64(ref.N * rowBytes)
 		if scaleBytes == 0 {
 			continue
@@ -229,6 +229,19 @@ func (r *Runner) weight(ref *program.WeightRef) (*abi.Weight, error) {
 	r.weights[key] = w
 	r.progress(bound)
 	return w, nil
+}
+
+// aligned returns a pointer to b that is a multiple of the element size; a checkpoint may place tensors at odd offsets, those are copied once.
+func (r *Runner) aligned(b []byte, elem int) unsafe.Pointer {
+	p := unsafe.Pointer(&b[0])
+	if elem < 2 || uintptr(p)%uintptr(elem) == 0 {
+		return p
+	}
+	c := make([]uint64, (len(b)+7)/8)
+	p = unsafe.Pointer(&c[0])
+	copy(unsafe.Slice((*byte)(p), len(b)), b)
+	r.pointers = append(r.pointers, []unsafe.Pointer{p})
+	return p
 }
 
 func (r *Runner) progress(n int64) {
