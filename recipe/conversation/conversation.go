@@ -20,7 +20,8 @@ type Conversation struct {
 	ToolChoice     ToolChoice
 	ResponseFormat ResponseFormat
 
-	// KeepReasoning keeps the reasoning of earlier turns where a profile would drop it (drop_thinking=false of the hf profiles).
+	// KeepReasoning keeps the reasoning of earlier turns where a profile would drop it: drop_thinking=false of the hf profiles, and a
+	// prompt without tools in the recipe profiles.
 	KeepReasoning bool
 }
 

@@ -85,7 +85,7 @@ func (w *writer) recipe() error {
 				continue
 			}
 			w.special(e.assistant)
-			thinking := conv.Thinking && tooled
+			thinking := conv.Thinking && (tooled || conv.KeepReasoning && i > 0)
 			start := 0
 			if thinking {
 				w.special(e.think)

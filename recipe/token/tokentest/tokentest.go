@@ -68,10 +68,11 @@ func Path(elem ...string) string {
 }
 
 func file(name string) ([]byte, error) {
+	base := "v4"
 	if name == "demo" {
-		return os.ReadFile(Path("cmd", "deepinfer", "demo", "model", "tokenizer.json"))
+		base = name
 	}
-	f, err := os.Open(Path("testdata", "tokenizer", "tokenizer-v4.json.gz"))
+	f, err := os.Open(Path("testdata", "tokenizer", "tokenizer-"+base+".json.gz"))
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +86,7 @@ func file(name string) ([]byte, error) {
 		return nil, err
 	}
 	switch name {
-	case "v4":
+	case "v4", "demo":
 		return data, nil
 	case "v4.1":
 		return overlay(data, "v4.1")
