@@ -178,6 +178,16 @@ func (c *checker) shape(name string, t *abi.Tensor, dtype uint32, dims ...int) {
 		c.fail("%s is %s, must be %s", name, dtypeName(t.DType), dtypeName(dtype))
 		return
 	}
+	if len(dims) == 2 && (t.Rank == 3 || t.Rank == 4) { // rows of any inner shape
+		if t.Dim[0] < 0 || dims[0] >= 0 && t.Dim[0] != int64(dims[0]) || dims[1] >= 0 && t.Width() != dims[1] {
+			c.fail("%s has %d rows of %d, must have %d of %d", name, t.Dim[0], t.Width(), dims[0], dims[1])
+		} else if t.Stride != 0 && t.Stride < int64(t.Width()) {
+			c.fail("%s row stride %d is below its row of %d", name, t.Stride, t.Width())
+		} else {
+			c.data(name, t, t.Dim[0]*int64(t.Width()))
+		}
+		return
+	}
 	if int(t.Rank) != len(dims) {
 		c.fail("%s has %d dimensions, must have %d", name, t.Rank, len(dims))
 		return
