@@ -1,7 +1,9 @@
 package engram
 
 import (
+	"compress/gzip"
 	"encoding/json"
+	"io"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -289,5 +291,30 @@ func TestBadVocabularies(t *testing.T) {
 		if _, err := ReadVocabulary([]byte(raw)); err == nil {
 			t.Errorf("%s was accepted", raw)
 		}
+	}
+}
+
+// The V4 and V4.1 tokenizers give the same map; its hash was computed with the library that the reference uses.
+func TestMapOfTheReleaseTokenizer(t *testing.T) {
+	file, err := os.Open(filepath.Join(testdata.Root(t), "recipe", "token", "release", "tokenizer-v4.json.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	packed, err := gzip.NewReader(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw, err := io.ReadAll(packed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vocabulary, err := ReadVocabulary(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, distinct, err := BuildTokenMap(vocabulary, 129280, 2)
+	if err != nil || distinct != 99092 || got[2] != 2 || HashTokenMap(got) != ReleaseTokenMapSHA256 {
+		t.Errorf("%d distinct ids, pad is %d, hash %s, %v", distinct, got[2], HashTokenMap(got), err)
 	}
 }
