@@ -1,11 +1,13 @@
 package token
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"hash/maphash"
 	"math/bits"
 	"os"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -44,17 +46,27 @@ func Parse(data []byte) (*Tokenizer, error) {
 type file struct {
 	vocab  map[string]int32 // byte-level spelling to id
 	pieces []string         // id to byte-level spelling, "" where there is none
-	merges [][2]string
-	added  []addedToken
+	merges []merge
+	joined []byte // scratch
+	added  []Added
 	splits []string
 	levels int // ByteLevel pre-tokenizers seen
 }
 
+// merge is one line of the merge list: the ids of both parts and of the result.
+type merge struct{ left, right, id int32 }
+
 type addedToken struct {
-	id                          int
-	content                     string
-	special, normalized         bool
-	lstrip, rstrip, single_word bool
+	Added
+	loose bool // lstrip, rstrip or single_word
+}
+
+// Added is an entry of added_tokens.
+type Added struct {
+	ID         int32
+	Content    string // the spelling
+	Special    bool   // left out of shown text
+	Normalized bool   // matched after the others
 }
 
 func parse(data []byte) (*Tokenizer, error) {
@@ -101,35 +113,33 @@ func parse(data []byte) (*Tokenizer, error) {
 }
 
 func (f *file) addedToken(s *jsonScan) {
-	a := addedToken{id: -1}
+	a := addedToken{Added: Added{ID: -1}}
 	s.object(func(key []byte) {
 		switch string(key) {
 		case "id":
-			a.id = s.integer()
+			a.ID = int32(s.integer())
 		case "content":
-			a.content = string(s.str())
+			a.Content = string(s.str())
 		case "special":
-			a.special = s.boolean()
+			a.Special = s.boolean()
 		case "normalized":
-			a.normalized = s.boolean()
-		case "lstrip":
-			a.lstrip = s.boolean()
-		case "rstrip":
-			a.rstrip = s.boolean()
-		case "single_word":
-			a.single_word = s.boolean()
+			a.Normalized = s.boolean()
+		case "lstrip", "rstrip", "single_word":
+			a.loose = s.boolean() || a.loose
 		default:
 			s.skip(2)
 		}
 	})
 	switch {
 	case s.err != nil:
-	case a.id < 0 || a.content == "":
+	case a.ID < 0 || a.Content == "":
 		s.fail("an added token needs an id and a content that is not empty")
-	case a.lstrip || a.rstrip || a.single_word:
-		s.fail("added token %q has lstrip, rstrip or single_word, which is not supported", a.content)
+	case a.ID > maxID:
+		s.fail("added token %q has id %d, the largest supported is %d", a.Content, a.ID, maxID)
+	case a.loose:
+		s.fail("added token %q has lstrip, rstrip or single_word, which is not supported", a.Content)
 	}
-	f.added = append(f.added, a)
+	f.added = append(f.added, a.Added)
 }
 
 // normalizer accepts null and an empty sequence.
@@ -244,7 +254,6 @@ func (f *file) model(s *jsonScan) {
 }
 
 func (f *file) readVocab(s *jsonScan) {
-	// One shared string holds all spellings: a quarter of a million small strings would cost more than the parse.
 	f.vocab = make(map[string]int32, 1<<17)
 	s.object(func(key []byte) {
 		piece := string(key)
@@ -274,14 +283,24 @@ func (f *file) readVocab(s *jsonScan) {
 	})
 }
 
+// readMerges needs the vocabulary, which comes first in every file that the reference library writes.
 func (f *file) readMerges(s *jsonScan) {
+	if f.vocab == nil {
+		s.fail("the merges come before the vocabulary")
+		return
+	}
+	f.merges = make([]merge, 0, len(f.vocab))
+	var left []byte
 	s.array(func(i int) {
-		var pair [2]string
+		var right []byte
 		if s.peek() == '[' {
 			n := 0
 			s.array(func(j int) {
-				if piece := s.str(); j < 2 {
-					pair[j] = string(piece)
+				switch piece := s.str(); j {
+				case 0:
+					left = append(left[:0], piece...) // piece is valid until the next one only
+				case 1:
+					right = piece
 				}
 				n++
 			})
@@ -289,17 +308,29 @@ func (f *file) readMerges(s *jsonScan) {
 				s.fail("merge %d has %d parts, want 2", i, n)
 			}
 		} else {
-			line := string(s.str())
-			left, right, ok := strings.Cut(line, " ")
-			if s.err == nil && (!ok || strings.Contains(right, " ")) {
+			line := s.str()
+			l, r, ok := bytes.Cut(line, []byte(" "))
+			if s.err == nil && (!ok || bytes.IndexByte(r, ' ') >= 0) {
 				s.fail("merge %d is %q, want two pieces and a space between them", i, line)
 			}
-			pair = [2]string{left, right}
+			left, right = append(left[:0], l...), r
 		}
 		if s.err == nil && i > maxRank {
 			s.fail("more than %d merges", maxRank)
 		}
-		f.merges = append(f.merges, pair)
+		if s.err != nil {
+			return
+		}
+		f.joined = append(append(f.joined[:0], left...), right...)
+		var m merge
+		var ok1, ok2, ok3 bool
+		m.left, ok1 = f.vocab[string(left)]
+		m.right, ok2 = f.vocab[string(right)]
+		m.id, ok3 = f.vocab[string(f.joined)]
+		if !ok1 || !ok2 || !ok3 {
+			s.fail("merge %d joins %q and %q, which with their result must all be in the vocabulary", i, left, right)
+		}
+		f.merges = append(f.merges, m)
 	})
 }
 
@@ -337,37 +368,19 @@ func unmap(dst []byte, piece string) (out []byte, ok bool) {
 func (f *file) build() (*Tokenizer, error) {
 	size := len(f.pieces)
 	for _, a := range f.added {
-		if a.id > maxID {
-			return nil, fmt.Errorf("added token %q has id %d, the largest supported is %d", a.content, a.id, maxID)
-		}
-		size = max(size, a.id+1)
+		size = max(size, int(a.ID)+1)
 	}
-	t := &Tokenizer{size: size, flags: make([]uint8, size), start: make([]uint32, size+1), seed: maphash.MakeSeed(), added: make(map[string]int32, len(f.added))}
-
-	spelling := make([]string, size) // of added tokens
+	t := &Tokenizer{size: size, flags: make([]uint8, size), start: make([]uint32, size+1), seed: maphash.MakeSeed()}
+	spelling, err := t.setAdded(f.added)
+	if err != nil {
+		return nil, err
+	}
 	for _, a := range f.added {
-		if old, ok := t.added[a.content]; ok && old != int32(a.id) {
-			return nil, fmt.Errorf("added token %q has two ids, %d and %d", a.content, old, a.id)
+		if int(a.ID) < len(f.pieces) && f.pieces[a.ID] != "" && f.pieces[a.ID] != a.Content {
+			return nil, fmt.Errorf("id %d is the added token %q and also %q in the vocabulary", a.ID, a.Content, f.pieces[a.ID])
 		}
-		if old := spelling[a.id]; old != "" && old != a.content {
-			return nil, fmt.Errorf("id %d has two added tokens, %q and %q", a.id, old, a.content)
-		}
-		if a.id < len(f.pieces) && f.pieces[a.id] != "" && f.pieces[a.id] != a.content {
-			return nil, fmt.Errorf("id %d is the added token %q and also %q in the vocabulary", a.id, a.content, f.pieces[a.id])
-		}
-		if old, ok := f.vocab[a.content]; ok && int(old) != a.id {
-			return nil, fmt.Errorf("added token %q has id %d, but %d in the vocabulary", a.content, a.id, old)
-		}
-		spelling[a.id] = a.content
-		t.added[a.content] = int32(a.id)
-		t.flags[a.id] |= flagUsed | flagAdded
-		if a.special {
-			t.flags[a.id] |= flagSpecial
-		}
-		if a.normalized {
-			t.second.insert(a.content, int32(a.id))
-		} else {
-			t.first.insert(a.content, int32(a.id))
+		if old, ok := f.vocab[a.Content]; ok && old != a.ID {
+			return nil, fmt.Errorf("added token %q has id %d, but %d in the vocabulary", a.Content, a.ID, old)
 		}
 	}
 
@@ -402,14 +415,12 @@ func (f *file) build() (*Tokenizer, error) {
 		}
 	}
 
-	if err := f.buildMerges(t); err != nil {
-		return nil, err
-	}
+	f.buildMerges(t)
 	t.buildPieces(inAlphabet)
 	return t, nil
 }
 
-func (f *file) buildMerges(t *Tokenizer) error {
+func (f *file) buildMerges(t *Tokenizer) {
 	n := tableSize(len(f.merges))
 	t.merge = make([]uint64, n)
 	t.mergeShift = uint(64 - bits.Len(uint(n-1)))
@@ -417,17 +428,9 @@ func (f *file) buildMerges(t *Tokenizer) error {
 		t.merge[i] = emptyMerge
 	}
 	t.merged = make([]int32, len(f.merges))
-	var joined []byte
-	for rank, pair := range f.merges {
-		left, ok1 := f.vocab[pair[0]]
-		right, ok2 := f.vocab[pair[1]]
-		joined = append(append(joined[:0], pair[0]...), pair[1]...)
-		id, ok3 := f.vocab[string(joined)]
-		if !ok1 || !ok2 || !ok3 {
-			return fmt.Errorf("merge %d joins %q and %q, which with their result must all be in the vocabulary", rank, pair[0], pair[1])
-		}
-		t.merged[rank] = id
-		key := uint64(left)<<idBits | uint64(right)
+	for rank, m := range f.merges {
+		t.merged[rank] = m.id
+		key := uint64(m.left)<<idBits | uint64(m.right)
 		mask := uint64(n - 1)
 		h := key * 0x9E3779B97F4A7C15 >> t.mergeShift
 		for t.merge[h&mask] != emptyMerge && t.merge[h&mask]>>rankBits != key {
@@ -435,7 +438,70 @@ func (f *file) buildMerges(t *Tokenizer) error {
 		}
 		t.merge[h&mask] = key<<rankBits | uint64(rank) // of equal pairs the last one counts, as in the reference
 	}
-	return nil
+}
+
+// setAdded sets the list of added tokens: flags, spellings and tries. It gives the spelling of each id.
+func (t *Tokenizer) setAdded(list []Added) (spelling []string, err error) {
+	t.added, t.list = make(map[string]int32, len(list)), list
+	t.first, t.second = trie{}, trie{}
+	spelling = make([]string, t.size)
+	for _, a := range list {
+		if old, ok := t.added[a.Content]; ok && old != a.ID {
+			return nil, fmt.Errorf("added token %q has two ids, %d and %d", a.Content, old, a.ID)
+		}
+		if old := spelling[a.ID]; old != "" && old != a.Content {
+			return nil, fmt.Errorf("id %d has two added tokens, %q and %q", a.ID, old, a.Content)
+		}
+		spelling[a.ID] = a.Content
+		t.added[a.Content] = a.ID
+		t.flags[a.ID] |= flagUsed | flagAdded
+		if a.Special {
+			t.flags[a.ID] |= flagSpecial
+		}
+		if a.Normalized {
+			t.second.insert(a.Content, a.ID)
+		} else {
+			t.first.insert(a.Content, a.ID)
+		}
+	}
+	return spelling, nil
+}
+
+// WithAdded gives a tokenizer whose added tokens of the same ids are replaced by tokens; each must replace one. The V4 and V4.1 files
+// differ by nothing but such a list. Vocabulary and merges are shared with t, which does not change.
+func (t *Tokenizer) WithAdded(tokens ...Added) (*Tokenizer, error) {
+	list := slices.Clone(t.list)
+	for _, a := range tokens {
+		i := slices.IndexFunc(list, func(old Added) bool { return old.ID == a.ID })
+		if i < 0 || a.Content == "" {
+			return nil, fmt.Errorf("added token %q with id %d replaces none", a.Content, a.ID)
+		}
+		list[i] = a
+	}
+	out := &Tokenizer{size: t.size, byteID: t.byteID, merge: t.merge, mergeShift: t.mergeShift, merged: t.merged, piece: t.piece, seed: t.seed}
+	out.flags = make([]uint8, t.size)
+	for id, f := range t.flags {
+		if f&flagAdded == 0 {
+			out.flags[id] = f
+		}
+	}
+	spelling, err := out.setAdded(list)
+	if err != nil {
+		return nil, err
+	}
+	out.start = make([]uint32, t.size+1)
+	var blob []byte
+	for id := range t.size {
+		out.start[id] = uint32(len(blob))
+		if s := spelling[id]; s != "" {
+			blob = append(blob, s...)
+		} else {
+			blob = append(blob, t.Bytes(int32(id))...)
+		}
+	}
+	out.start[t.size] = uint32(len(blob))
+	out.blob = string(blob)
+	return out, nil
 }
 
 // buildPieces fills the table of whole pieces. A token may be in it only if merging its bytes gives exactly that token, which holds for

@@ -35,6 +35,7 @@ type Tokenizer struct {
 	piece []int32
 	seed  maphash.Seed
 
+	list   []Added
 	added  map[string]int32
 	first  trie // added tokens that are matched before normalisation
 	second trie // added tokens that are matched in what remains
