@@ -1,0 +1,13 @@
+// Package sample is the host side of sampling: it checks a request's parameters, turns them into the rows a backend draws by, recognises the end of an
+// answer, and assembles log-probabilities.
+//
+// Params are the parameters of one request; Params.Row gives the abi.Sampling of one position. Drawing itself happens on the device and is a pure function
+// of (logits, seed, position): nothing is saved, rewound or shared between requests, so batching, preemption and retry cannot change an answer.
+//
+//	p := sample.Default()
+//	p.Temperature = 0.7
+//	if err := p.Validate(); err != nil { ... }
+//	row := p.Row(len(context)) // draws the token with that absolute index
+//
+// core/engine is the caller; core/serve uses Params and Validate. Plain values, safe to share; no clock, goroutine or random source inside.
+package sample
