@@ -99,6 +99,19 @@ func TestInventoryOfTheRelease(t *testing.T) {
 	}
 }
 
+// The published sizes of the V4 models are 284 and 1,600 billion parameters.
+func TestInventoryOfV4(t *testing.T) {
+	for name, want := range map[string]float64{"v4-flash.json": 284.3, "v4-pro.json": 1573} {
+		var params int64
+		for _, e := range Inventory(releaseConfig(t, name)) {
+			params += e.Params
+		}
+		if got := float64(params) / 1e9; math.Abs(got-want) > want/500 {
+			t.Errorf("%s: %.2f billion parameters, want %v", name, got, want)
+		}
+	}
+}
+
 func TestGoldenCheckpointsAreClean(t *testing.T) {
 	for _, set := range []string{"tiny", "tiny-v4", "tiny-trained", "demo"} {
 		ck, cfg := load(t, goldenDir(t, set))
