@@ -254,7 +254,7 @@ func (f *file) model(s *jsonScan) {
 }
 
 func (f *file) readVocab(s *jsonScan) {
-	f.vocab = make(map[string]int32, 1<<17)
+	f.vocab = make(map[string]int32, len(s.data)/50)
 	s.object(func(key []byte) {
 		piece := string(key)
 		id := s.integer()
