@@ -42,6 +42,7 @@ func (t Tensor) Elements() int64 {
 type Shard struct {
 	File  string // as Tensor.File
 	Bytes int64  // size of the file
+	Data  []byte // the whole file, read-only, valid until Close
 }
 
 // Checkpoint holds the tensors of a directory. Make one with Open or OpenFS.
@@ -148,7 +149,7 @@ func scan(files fs.FS, dir string, load loader) (*Checkpoint, []Problem, error) 
 			unread[shard] = true
 			continue
 		}
-		c.shards = append(c.shards, Shard{File: file, Bytes: int64(len(data))})
+		c.shards = append(c.shards, Shard{File: file, Bytes: int64(len(data)), Data: data})
 		entries, payload, bad := parseHeader(shard, data, int64(len(data)))
 		problems = append(problems, bad...)
 		unread[shard] = len(bad) > 0
