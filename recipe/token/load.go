@@ -467,6 +467,9 @@ func (t *Tokenizer) setAdded(list []Added) (spelling []string, err error) {
 	return spelling, nil
 }
 
+// AddedTokens gives the added tokens in the order of the file. The slice is the caller's.
+func (t *Tokenizer) AddedTokens() []Added { return slices.Clone(t.list) }
+
 // WithAdded gives a tokenizer whose added tokens of the same ids are replaced by tokens; each must replace one. The V4 and V4.1 files
 // differ by nothing but such a list. Vocabulary and merges are shared with t, which does not change.
 func (t *Tokenizer) WithAdded(tokens ...Added) (*Tokenizer, error) {

@@ -13,6 +13,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"sync"
 
 	"github.com/deepinfer-go/deepinfer/recipe/token"
@@ -61,6 +62,44 @@ func Load(name string) (*token.Tokenizer, error) {
 		return nil, fmt.Errorf("built-in tokenizer %s: %w", name, err)
 	}
 	return t, nil
+}
+
+// Fit gives the tokenizer for a prompt of the V4.1 family (v41) or the V4 family when tok comes from a release of the other one: the
+// same with the added tokens of the right family. Any other tokenizer, the right one included, is returned as it is.
+func Fit(tok *token.Tokenizer, v41 bool) (*token.Tokenizer, error) {
+	const id = 128799 // <｜System｜> in V4.1, the last placeholder in V4
+	from := "<｜System｜>"
+	if v41 {
+		from = "<｜place▁holder▁no▁799｜>"
+	}
+	if tok.VocabSize() != 129280 || tok.Bytes(id) != from || tok.Bytes(19923) != "Hello" {
+		return tok, nil
+	}
+	base, err := Overlay(V41)
+	if err != nil {
+		return nil, err
+	}
+	if v41 {
+		image, err := Overlay(V41Recipe)
+		if err != nil {
+			return nil, err
+		}
+		if tok, err = tok.WithAdded(base...); err != nil {
+			return nil, err
+		}
+		return tok.WithAdded(image...)
+	}
+	v4, err := Load(V4)
+	if err != nil {
+		return nil, err
+	}
+	var back []token.Added
+	for _, old := range v4.AddedTokens() {
+		if slices.ContainsFunc(base, func(a token.Added) bool { return a.ID == old.ID }) {
+			back = append(back, old)
+		}
+	}
+	return tok.WithAdded(back...)
 }
 
 // JSON gives the tokenizer.json of the V4 releases, byte for byte.

@@ -54,3 +54,27 @@ func TestNamesAndIDsOfTheThree(t *testing.T) {
 		t.Error("v3 is there")
 	}
 }
+
+func TestFitChangesTheFamilyOnlyWhenNeeded(t *testing.T) {
+	v4, _ := Load(V4)
+	v41, _ := Load(V41)
+	for _, c := range []struct {
+		name     string
+		v41      bool
+		same     bool
+		spelling string
+		id       int32
+	}{{V4, false, true, "<｜image｜>", 129279}, {V4, true, false, "<｜System｜>", 128799}, {V41, true, true, "<｜System｜>", 128799}, {V41, false, false, "<｜image｜>", 129279}} {
+		in := v4
+		if c.name == V41 {
+			in = v41
+		}
+		got, err := Fit(in, c.v41)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id, ok := got.ID(c.spelling); !ok || id != c.id || (got == in) != c.same {
+			t.Errorf("%s for V4.1 %v: %s is %d, %v, same %v", c.name, c.v41, c.spelling, id, ok, got == in)
+		}
+	}
+}
