@@ -232,6 +232,62 @@ func itoa(n int) string {
 	return itoa(n/10) + string(rune('0'+n%10))
 }
 
+// Cutting a text for parallel work must not change one id.
+func TestShardsEncodeAsTheWhole(t *testing.T) {
+	tok := smallTokenizer(t)
+	const seed = 7
+	rng := rand.New(rand.NewPCG(seed, seed))
+	for round := range 10 {
+		var b strings.Builder
+		for b.Len() < 3*shardBytes {
+			switch rng.IntN(4 + round%2*40) { // every second text is mostly words, with few places to cut in the others
+			case 0:
+				b.WriteString("  \n 12 你好，")
+			case 1:
+				b.WriteRune(interesting[rng.IntN(len(interesting))])
+			case 2:
+				b.WriteString("word  ")
+			default:
+				b.WriteString("abcde")
+			}
+		}
+		text := b.String()
+		parts := shards(text)
+		if strings.Join(parts, "") != text {
+			t.Fatalf("seed %d, round %d: the shards are not the text", seed, round)
+		}
+		if round%2 == 0 && len(parts) < 2 {
+			t.Fatalf("seed %d, round %d: one shard", seed, round)
+		}
+		w := &worker{t: tok}
+		want := w.plain(nil, text)
+		if got := tok.parallel(nil, text); !reflect.DeepEqual(got, want) {
+			t.Fatalf("seed %d, round %d: ids differ", seed, round)
+		}
+	}
+	// Every single place that cut accepts, not only the ones that shards picks.
+	for range 3000 {
+		text := make([]rune, 2+rng.IntN(14))
+		for i := range text {
+			text[i] = interesting[rng.IntN(len(interesting))]
+		}
+		s := string(text)
+		for from := 0; from < len(s); from++ {
+			at := cut(s, from, len(s))
+			if at == len(s) {
+				break
+			}
+			if got, want := append(scannerPieces(s[:at]), scannerPieces(s[at:])...), scannerPieces(s); !reflect.DeepEqual(got, want) {
+				t.Fatalf("seed %d: %+q cut at %d: %+q, want %+q", seed, s, at, got, want)
+			}
+			from = at
+		}
+	}
+	if got := shards(strings.Repeat("你", shardBytes)); len(got) != 1 {
+		t.Errorf("%d shards of a text without a place to cut", len(got))
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add(smallFile())
 	f.Add([]byte(`{"model":{"type":"BPE","vocab":{},"merges":[]}}`))

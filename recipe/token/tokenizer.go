@@ -3,6 +3,7 @@ package token
 import (
 	"hash/maphash"
 	"math/bits"
+	"runtime"
 	"sync"
 )
 
@@ -99,13 +100,18 @@ func (t *Tokenizer) Encode(text string) []int32 { return t.AppendEncode(nil, tex
 // EncodeSpecial is Encode with the spellings of added tokens matched, leftmost and longest first. Use it for trusted text only.
 func (t *Tokenizer) EncodeSpecial(text string) []int32 { return t.AppendEncodeSpecial(nil, text) }
 
-// AppendEncode appends what Encode gives to dst. It allocates only to grow dst, and when text is not valid UTF-8.
+// AppendEncode appends what Encode gives to dst. Below 256 KiB it allocates only to grow dst, and when text is not valid UTF-8; from there on
+// it uses GOMAXPROCS goroutines, which have ended when it returns.
 func (t *Tokenizer) AppendEncode(dst []int32, text string) []int32 {
 	if text == "" {
 		return dst
 	}
+	text = ValidUTF8(text)
+	if len(text) >= parallelBytes && runtime.GOMAXPROCS(0) > 1 {
+		return t.parallel(dst, text)
+	}
 	w := t.worker()
-	dst = w.plain(dst, ValidUTF8(text))
+	dst = w.plain(dst, text)
 	t.work.Put(w)
 	return dst
 }
