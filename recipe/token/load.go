@@ -7,8 +7,10 @@ import (
 	"hash/maphash"
 	"math/bits"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"unicode/utf8"
 )
 
@@ -44,8 +46,7 @@ func Parse(data []byte) (*Tokenizer, error) {
 
 // file is what parse collects before the tables are built.
 type file struct {
-	vocab  map[string]int32 // byte-level spelling to id
-	pieces []string         // id to byte-level spelling, "" where there is none
+	vocab  *spellings
 	merges []merge
 	joined []byte // scratch
 	added  []Added
@@ -254,33 +255,97 @@ func (f *file) model(s *jsonScan) {
 }
 
 func (f *file) readVocab(s *jsonScan) {
-	f.vocab = make(map[string]int32, len(s.data)/50)
+	f.vocab = newSpellings(len(s.data) / 50)
 	s.object(func(key []byte) {
-		piece := string(key)
+		// The value's text follows; key stays valid because integer does not touch the scratch buffer.
 		id := s.integer()
 		switch {
 		case s.err != nil:
-			return
 		case id > maxID:
-			s.fail("token %q has id %d, the largest supported is %d", piece, id, maxID)
-			return
-		case piece == "":
+			s.fail("token %q has id %d, the largest supported is %d", key, id, maxID)
+		case len(key) == 0:
 			s.fail("id %d has an empty token", id)
-			return
+		default:
+			if err := f.vocab.add(key, int32(id)); err != nil {
+				s.fail("%v", err)
+			}
 		}
-		if old, ok := f.vocab[piece]; ok && int(old) != id {
-			s.fail("token %q has two ids, %d and %d", piece, old, id)
-			return
-		}
-		for id >= len(f.pieces) {
-			f.pieces = append(f.pieces, "")
-		}
-		if old := f.pieces[id]; old != "" && old != piece {
-			s.fail("id %d has two tokens, %q and %q", id, old, piece)
-			return
-		}
-		f.pieces[id], f.vocab[piece] = piece, int32(id)
 	})
+}
+
+// spellings maps byte-level spellings to ids and back. It is a hash table over one buffer: a map of a quarter of a million small strings
+// would cost more than all the rest of loading.
+type spellings struct {
+	buf   []byte
+	at    []span // by id
+	slots []int32
+	count int
+	seed  maphash.Seed
+}
+
+type span struct{ start, end uint32 }
+
+func newSpellings(expected int) *spellings {
+	v := &spellings{seed: maphash.MakeSeed(), slots: make([]int32, tableSize(expected))}
+	for i := range v.slots {
+		v.slots[i] = -1
+	}
+	return v
+}
+
+// get gives the spelling of an id, empty when it has none. The slice is valid until the next add.
+func (v *spellings) get(id int) []byte {
+	if id >= len(v.at) {
+		return nil
+	}
+	return v.buf[v.at[id].start:v.at[id].end]
+}
+
+func (v *spellings) slot(piece []byte) int {
+	mask := len(v.slots) - 1
+	h := int(maphash.Bytes(v.seed, piece)) & mask
+	for v.slots[h] >= 0 && !bytes.Equal(v.get(int(v.slots[h])), piece) {
+		h = (h + 1) & mask
+	}
+	return h
+}
+
+// find gives the id of a spelling.
+func (v *spellings) find(piece []byte) (id int32, ok bool) {
+	id = v.slots[v.slot(piece)]
+	return id, id >= 0
+}
+
+func (v *spellings) add(piece []byte, id int32) error {
+	h := v.slot(piece)
+	if old := v.slots[h]; old >= 0 {
+		if old != id {
+			return fmt.Errorf("token %q has two ids, %d and %d", piece, old, id)
+		}
+		return nil
+	}
+	if old := v.get(int(id)); len(old) > 0 {
+		return fmt.Errorf("id %d has two tokens, %q and %q", id, old, piece)
+	}
+	for int(id) >= len(v.at) {
+		v.at = append(v.at, span{})
+	}
+	v.at[id] = span{uint32(len(v.buf)), uint32(len(v.buf) + len(piece))}
+	v.buf = append(v.buf, piece...)
+	v.slots[h] = id
+	if v.count++; 2*v.count > len(v.slots) {
+		old := v.slots
+		v.slots = make([]int32, 2*len(old))
+		for i := range v.slots {
+			v.slots[i] = -1
+		}
+		for _, id := range old {
+			if id >= 0 {
+				v.slots[v.slot(v.get(int(id)))] = id
+			}
+		}
+	}
+	return nil
 }
 
 // readMerges needs the vocabulary, which comes first in every file that the reference library writes.
@@ -289,7 +354,7 @@ func (f *file) readMerges(s *jsonScan) {
 		s.fail("the merges come before the vocabulary")
 		return
 	}
-	f.merges = make([]merge, 0, len(f.vocab))
+	f.merges = make([]merge, 0, f.vocab.count)
 	var left []byte
 	s.array(func(i int) {
 		var right []byte
@@ -324,9 +389,9 @@ func (f *file) readMerges(s *jsonScan) {
 		f.joined = append(append(f.joined[:0], left...), right...)
 		var m merge
 		var ok1, ok2, ok3 bool
-		m.left, ok1 = f.vocab[string(left)]
-		m.right, ok2 = f.vocab[string(right)]
-		m.id, ok3 = f.vocab[string(f.joined)]
+		m.left, ok1 = f.vocab.find(left)
+		m.right, ok2 = f.vocab.find(right)
+		m.id, ok3 = f.vocab.find(f.joined)
 		if !ok1 || !ok2 || !ok3 {
 			s.fail("merge %d joins %q and %q, which with their result must all be in the vocabulary", i, left, right)
 		}
@@ -353,9 +418,9 @@ var byteOf = func() (table [0x144]int16) {
 }()
 
 // unmap appends the bytes that a byte-level spelling stands for; ok is false, and nothing is appended, when a rune is not in the alphabet.
-func unmap(dst []byte, piece string) (out []byte, ok bool) {
+func unmap(dst, piece []byte) (out []byte, ok bool) {
 	n := len(dst)
-	for _, r := range piece {
+	for _, r := range string(piece) {
 		if r >= rune(len(byteOf)) || byteOf[r] < 0 {
 			return dst[:n], false
 		}
@@ -366,7 +431,7 @@ func unmap(dst []byte, piece string) (out []byte, ok bool) {
 
 // build makes the tables.
 func (f *file) build() (*Tokenizer, error) {
-	size := len(f.pieces)
+	size := len(f.vocab.at)
 	for _, a := range f.added {
 		size = max(size, int(a.ID)+1)
 	}
@@ -376,10 +441,10 @@ func (f *file) build() (*Tokenizer, error) {
 		return nil, err
 	}
 	for _, a := range f.added {
-		if int(a.ID) < len(f.pieces) && f.pieces[a.ID] != "" && f.pieces[a.ID] != a.Content {
-			return nil, fmt.Errorf("id %d is the added token %q and also %q in the vocabulary", a.ID, a.Content, f.pieces[a.ID])
+		if old := f.vocab.get(int(a.ID)); len(old) > 0 && string(old) != a.Content {
+			return nil, fmt.Errorf("id %d is the added token %q and also %q in the vocabulary", a.ID, a.Content, old)
 		}
-		if old, ok := f.vocab[a.Content]; ok && old != a.ID {
+		if old, ok := f.vocab.find([]byte(a.Content)); ok && old != a.ID {
 			return nil, fmt.Errorf("added token %q has id %d, but %d in the vocabulary", a.Content, a.ID, old)
 		}
 	}
@@ -391,14 +456,15 @@ func (f *file) build() (*Tokenizer, error) {
 	inAlphabet := make([]bool, size)
 	for id := range size {
 		t.start[id] = uint32(len(blob))
+		piece := f.vocab.get(id)
 		switch {
 		case spelling[id] != "":
 			blob = append(blob, spelling[id]...)
-		case id < len(f.pieces) && f.pieces[id] != "":
+		case len(piece) > 0:
 			t.flags[id] |= flagUsed
 			var ok bool
-			if blob, ok = unmap(blob, f.pieces[id]); !ok {
-				blob = append(blob, f.pieces[id]...)
+			if blob, ok = unmap(blob, piece); !ok {
+				blob = append(blob, piece...)
 			} else {
 				inAlphabet[id] = true
 				if n := len(blob); n-int(t.start[id]) == 1 {
@@ -510,16 +576,29 @@ func (t *Tokenizer) WithAdded(tokens ...Added) (*Tokenizer, error) {
 // buildPieces fills the table of whole pieces. A token may be in it only if merging its bytes gives exactly that token, which holds for
 // every token of a real file but is not a law; so each one is checked.
 func (t *Tokenizer) buildPieces(inAlphabet []bool) {
-	w := &worker{t: t}
-	var ids []int32
+	var wg sync.WaitGroup
+	workers := runtime.GOMAXPROCS(0)
+	for k := range workers {
+		wg.Add(1)
+		go func() { // every worker has its own ids, and flags are one byte an id
+			defer wg.Done()
+			w := &worker{t: t}
+			var ids []int32
+			for id := t.size * k / workers; id < t.size*(k+1)/workers; id++ {
+				piece := t.Bytes(int32(id))
+				if !inAlphabet[id] || !utf8.ValidString(piece) { // pieces are cut from valid text
+					continue
+				}
+				if ids = w.merge(ids[:0], piece); len(ids) == 1 && ids[0] == int32(id) {
+					t.flags[id] |= flagWhole
+				}
+			}
+		}()
+	}
+	wg.Wait()
 	count := 0
-	for id := range t.size {
-		piece := t.Bytes(int32(id))
-		if !inAlphabet[id] || !utf8.ValidString(piece) { // pieces are cut from valid text
-			continue
-		}
-		if ids = w.merge(ids[:0], piece); len(ids) == 1 && ids[0] == int32(id) {
-			t.flags[id] |= flagWhole
+	for _, f := range t.flags {
+		if f&flagWhole != 0 {
 			count++
 		}
 	}
