@@ -31,7 +31,8 @@ func dot1[F Float](x, w []F) F {
 	return sum + a
 }
 
-// dot4 is dot1 of x with four rows of w at a time.
+// dot4 is dot1 of x with four rows of w at a time: four chains of additions hide their latency. Two rows of x as well would halve the loads, but need more
+// registers than the compiler has: measured at 0.9 against 2.0 billion multiply-adds a second on an EPYC core (six and eight rows of w: 1.9 and 1.6).
 func dot4[F Float](x, w0, w1, w2, w3 []F) (s0, s1, s2, s3 F) {
 	n := len(x)
 	for at := 0; at < n; at += block {
@@ -47,36 +48,6 @@ func dot4[F Float](x, w0, w1, w2, w3 []F) (s0, s1, s2, s3 F) {
 			p3 += F(v * d[i])
 		}
 		s0, s1, s2, s3 = s0+p0, s1+p1, s2+p2, s3+p3
-	}
-	return
-}
-
-// dot24 is dot1 of two rows of x with four rows of w.
-func dot24[F Float](x, y, w0, w1, w2, w3 []F) (s0, s1, s2, s3, t0, t1, t2, t3 F) {
-	n := len(x)
-	for at := 0; at < n; at += block {
-		e := min(at+block, n)
-		xb := x[at:e]
-		yb, a, b, c, d := y[at:e], w0[at:e], w1[at:e], w2[at:e], w3[at:e]
-		yb, a, b, c, d = yb[:len(xb)], a[:len(xb)], b[:len(xb)], c[:len(xb)], d[:len(xb)]
-		var p0, p1, p2, p3, q0, q1, q2, q3 F
-		for i, v := range xb {
-			u := yb[i]
-			w := a[i]
-			p0 += F(v * w)
-			q0 += F(u * w)
-			w = b[i]
-			p1 += F(v * w)
-			q1 += F(u * w)
-			w = c[i]
-			p2 += F(v * w)
-			q2 += F(u * w)
-			w = d[i]
-			p3 += F(v * w)
-			q3 += F(u * w)
-		}
-		s0, s1, s2, s3 = s0+p0, s1+p1, s2+p2, s3+p3
-		t0, t1, t2, t3 = t0+q0, t1+q1, t2+q2, t3+q3
 	}
 	return
 }
@@ -155,15 +126,7 @@ func (j *gemmJob[F]) segment(s *scratch[F], part, r0, r1, lo, hi int) {
 		xo := g * k
 		for ; c+4 <= end; c += 4 {
 			w0, w1, w2, w3 := j.wrow(part, c, tmp[0]), j.wrow(part, c+1, tmp[1]), j.wrow(part, c+2, tmp[2]), j.wrow(part, c+3, tmp[3])
-			r := r0
-			for ; r+2 <= r1; r += 2 {
-				x := j.x[r*j.ldx+xo : r*j.ldx+xo+k]
-				y := j.x[(r+1)*j.ldx+xo : (r+1)*j.ldx+xo+k]
-				s0, s1, s2, s3, t0, t1, t2, t3 := dot24(x, y, w0, w1, w2, w3)
-				j.store4(r, c, s0, s1, s2, s3)
-				j.store4(r+1, c, t0, t1, t2, t3)
-			}
-			if r < r1 {
+			for r := r0; r < r1; r++ {
 				s0, s1, s2, s3 := dot4(j.x[r*j.ldx+xo:r*j.ldx+xo+k], w0, w1, w2, w3)
 				j.store4(r, c, s0, s1, s2, s3)
 			}
@@ -178,9 +141,14 @@ func (j *gemmJob[F]) segment(s *scratch[F], part, r0, r1, lo, hi int) {
 }
 
 func (j *gemmJob[F]) store4(r, c int, v0, v1, v2, v3 F) {
-	if j.out != nil && j.bias == nil {
+	if j.bias == nil && j.out != nil {
 		o := j.out[r*j.n+c : r*j.n+c+4]
 		o[0], o[1], o[2], o[3] = v0, v1, v2, v3
+		return
+	}
+	if j.bias == nil && j.pitch == 0 && j.y.DType == abi.BF16 {
+		o := (*[4]uint16)(unsafe.Add(j.y.Data, (r*j.y.RowStride()+c)*2))
+		o[0], o[1], o[2], o[3] = BF16(v0), BF16(v1), BF16(v2), BF16(v3)
 		return
 	}
 	j.store(r, c, v0)

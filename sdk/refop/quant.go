@@ -11,21 +11,13 @@ var (
 	recip6   = float32(1.0 / 6.0)
 )
 
-// amax is max(floor, max |x|), NaN when x holds one.
+// amax is max(floor, max |x|), NaN when x holds one: without their sign bit, floats order as integers, with NaN on top.
 func amax[F Float](x []F, floor float32) float32 {
-	a := floor
+	a := math.Float32bits(floor)
 	for _, v := range x {
-		w := float32(v)
-		if w < 0 {
-			w = -w
-		}
-		if w > a {
-			a = w
-		} else if w != w {
-			return w
-		}
+		a = max(a, math.Float32bits(float32(v))&0x7fffffff)
 	}
-	return a
+	return math.Float32frombits(a)
 }
 
 func clamp(v, lim float32) float32 {
@@ -41,9 +33,9 @@ func clamp(v, lim float32) float32 {
 // a8 quantises one group: codes, and the UE8M0 byte as result (spec 2.6 A8).
 func a8[F Float](code []uint8, x []F) uint8 {
 	b := pow2ceilByte(amax(x, 1e-4) * recip448)
-	s := E8M0(b)
+	r := 1 / E8M0(b) // a power of two: multiplying equals dividing
 	for i, v := range x {
-		code[i] = e4m3Code(clamp(float32(v)/s, 448))
+		code[i] = e4m3Code(clamp(float32(v)*r, 448))
 	}
 	return b
 }
@@ -51,8 +43,10 @@ func a8[F Float](code []uint8, x []F) uint8 {
 // a8Value replaces the values of one group by their quantised values, which are exact in F.
 func a8Value[F Float](y, x []F) {
 	s := E8M0(pow2ceilByte(amax(x, 1e-4) * recip448))
+	r := 1 / s
+	y = y[:len(x)]
 	for i, v := range x {
-		y[i] = F(e4m3Table[e4m3Code(clamp(float32(v)/s, 448))] * s)
+		y[i] = F(e4m3Table[e4m3Code(clamp(float32(v)*r, 448))] * s)
 	}
 }
 
