@@ -123,7 +123,7 @@ var directions = []direction{
 		reason: "our backends get no more than anybody else's: what they need is in sdk",
 	},
 	{
-		from: "plugins", ours: []string{"plugins", "sdk", "core/engine"}, others: append([]string{"github.com/hashicorp/hcl/v2", "github.com/zclconf/go-cty", "github.com/landlock-lsm/go-landlock"}, wireModules...),
+		from: "plugins", ours: []string{"plugins", "sdk", "core/engine"}, others: append([]string{"github.com/agext/levenshtein", "github.com/hashicorp/hcl/v2", "github.com/zclconf/go-cty", "github.com/landlock-lsm/go-landlock"}, wireModules...),
 		reason: "the host side of plugins implements core/engine.Executor and needs nothing else of the engine",
 	},
 	{
