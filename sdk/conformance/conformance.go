@@ -32,7 +32,7 @@ type Case struct {
 	build func(m *maker) any // returns the argument struct
 }
 
-// Run runs every selected case as a subtest of t.
+// Run runs every selected case as a subtest of t, and Invariance when all are selected and the device claims level d1.
 func Run(t *testing.T, dev backend.Device, opt Options) {
 	t.Helper()
 	cases, err := Cases(opt)
@@ -42,6 +42,13 @@ func Run(t *testing.T, dev backend.Device, opt Options) {
 	for _, c := range cases {
 		t.Run(strings.ReplaceAll(c.Name, " ", "_"), func(t *testing.T) {
 			if err := c.Check(dev); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if dev.Info().BatchInvariant && len(opt.Ops) == 0 {
+		t.Run("invariance", func(t *testing.T) {
+			if err := Invariance(dev, opt); err != nil {
 				t.Error(err)
 			}
 		})

@@ -268,6 +268,27 @@ func TestSuiteFindsMistakes(t *testing.T) {
 	}
 }
 
+// TestInvarianceFindsSplits runs the check on a device that adds differently when it has one row.
+func TestInvarianceFindsSplits(t *testing.T) {
+	if err := Invariance(newHost(), Options{}); err != nil {
+		t.Fatal(err)
+	}
+	h := newHost()
+	h.mul = func(a *abi.GEMMArgs) error {
+		err := h.Ops.GEMM(a)
+		if a.Y.Dim[0] == 1 && a.Y.DType == abi.F32 { // one unit in the last place of one value
+			*(*uint32)(unsafe.Add(a.Y.Data, 40)) ^= 1
+		}
+		return err
+	}
+	if err := Invariance(h, Options{}); err == nil || !strings.Contains(err.Error(), "gemm fp8: row 0 has other bits in a call of 1 rows") {
+		t.Errorf("error %v", err)
+	}
+	if len(h.blocks) > 0 {
+		t.Errorf("%d blocks were not freed", len(h.blocks))
+	}
+}
+
 func TestUnknownOp(t *testing.T) {
 	if _, err := Cases(Options{Ops: []string{"gem"}}); err == nil || !strings.Contains(err.Error(), `"gem"`) {
 		t.Errorf("error %v", err)
