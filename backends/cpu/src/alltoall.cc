@@ -6,7 +6,7 @@ using namespace di;
 namespace {
 
 di_rc dispatch(di_device *dev, di_queue *, const di_dispatch_args *args, di_fail *f) {
-  return device_op("dispatch", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     no_group(a.group);
     int64_t t = dim(a.ids, 0), k = dim(a.ids, 1), e = a.experts, h = dim(a.x, 1);
@@ -35,7 +35,7 @@ di_rc dispatch(di_device *dev, di_queue *, const di_dispatch_args *args, di_fail
 }
 
 di_rc combine(di_device *dev, di_queue *, const di_combine_args *args, di_fail *f) {
-  return device_op("combine", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     no_group(a.group);
     int64_t t = dim(a.ids, 0), k = dim(a.ids, 1), h = dim(a.y, 1);
@@ -74,7 +74,7 @@ di_rc combine(di_device *dev, di_queue *, const di_combine_args *args, di_fail *
 }
 
 di_rc gather_rows(di_device *dev, di_queue *, const di_gather_rows_args *args, di_fail *f) {
-  return device_op("gather_rows", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     no_group(a.group);
     di_weight w = weight("w", a.w);
@@ -96,16 +96,16 @@ di_rc gather_rows(di_device *dev, di_queue *, const di_gather_rows_args *args, d
   });
 }
 
-di_rc copy_all(const char *op, di_device *dev, const di_collective_args *args, di_fail *f) {
-  return device_op(op, dev, f, [&] {
+di_rc copy_all(di_device *dev, const di_collective_args *args, di_fail *f) {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     no_group(a.group);
     same_shape("x", a.x, "y", a.y);
     for (int64_t i = 0; i < a.x.dim[0]; i++) copy_row(a.y, i, a.x, i);
   });
 }
-di_rc all_gather(di_device *dev, di_queue *, const di_collective_args *args, di_fail *f) { return copy_all("all_gather", dev, args, f); }
-di_rc all_reduce(di_device *dev, di_queue *, const di_collective_args *args, di_fail *f) { return copy_all("all_reduce", dev, args, f); }
+di_rc all_gather(di_device *dev, di_queue *, const di_collective_args *args, di_fail *f) { return copy_all(dev, args, f); }
+di_rc all_reduce(di_device *dev, di_queue *, const di_collective_args *args, di_fail *f) { return copy_all(dev, args, f); }
 
 }  // namespace
 

@@ -78,7 +78,7 @@ void store(const di_batch &b, const di_region &g, int64_t seq, int64_t j, const 
 }
 
 di_rc kv_store(di_device *dev, di_queue *, const di_kv_store_args *args, di_fail *f) {
-  return device_op("kv_store", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     int64_t t = dim(a.rec, 0), n = region(dev, "ring", a.ring);
     shape("rec", a.rec, DI_U8, {t, a.ring.row_bytes});
@@ -100,7 +100,7 @@ di_rc kv_store(di_device *dev, di_queue *, const di_kv_store_args *args, di_fail
 }
 
 di_rc compress(di_device *dev, di_queue *, const di_compress_args *args, di_fail *f) {
-  return device_op("compress", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     const int64_t t = dim(a.lat, 0), d = dim(a.lat, 1), r = a.ratio, c = a.overlap ? 2 : 1, w = c * d;
     shape("lat", a.lat, DI_BF16, {t, d});
@@ -204,7 +204,7 @@ di_rc compress(di_device *dev, di_queue *, const di_compress_args *args, di_fail
 }
 
 di_rc index_key(di_device *dev, di_queue *, const di_index_key_args *args, di_fail *f) {
-  return device_op("index_key", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     int64_t t = dim(a.k, 0), d = dim(a.k, 1), n = region(dev, "cache", a.cache), r = a.cache.ratio;
     shape("k", a.k, DI_BF16, {t, d});
@@ -285,7 +285,7 @@ constexpr int64_t kSelectKeys = 1024;   // keys of one unit of work
 constexpr int64_t kScoreFloats = int64_t(1) << 24;  // scores held at a time
 
 di_rc index_select(di_device *dev, di_queue *, const di_index_select_args *args, di_fail *f) {
-  return device_op("index_select", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     const int64_t t = dim(a.q, 0), h = dim(a.q, 1), d = dim(a.q, 2), topk = a.top_k, n_units = region(dev, "cache", a.cache), ratio = a.cache.ratio;
     shape("q", a.q, DI_BF16, {t, h, d});
@@ -393,8 +393,8 @@ di_rc index_select(di_device *dev, di_queue *, const di_index_select_args *args,
 
 constexpr int64_t kKeyFloats = int64_t(1) << 22;  // decoded keys held at a time, each twice
 
-di_rc attention(const char *op, di_device *dev, const di_attend_args *args, bool block, di_fail *f) {
-  return device_op(op, dev, f, [&] {
+di_rc attention(di_device *dev, const di_attend_args *args, bool block, di_fail *f) {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     const int64_t t = dim(a.q, 0), h = dim(a.q, 1), d = dim(a.q, 2), window = a.window;
     shape("q", a.q, DI_BF16, {t, h, d});
@@ -524,8 +524,8 @@ di_rc attention(const char *op, di_device *dev, const di_attend_args *args, bool
   });
 }
 
-di_rc attend(di_device *dev, di_queue *, const di_attend_args *args, di_fail *f) { return attention("attend", dev, args, false, f); }
-di_rc attend_block(di_device *dev, di_queue *, const di_attend_args *args, di_fail *f) { return attention("attend_block", dev, args, true, f); }
+di_rc attend(di_device *dev, di_queue *, const di_attend_args *args, di_fail *f) { return attention(dev, args, false, f); }
+di_rc attend_block(di_device *dev, di_queue *, const di_attend_args *args, di_fail *f) { return attention(dev, args, true, f); }
 
 }  // namespace
 

@@ -58,7 +58,7 @@ static void need(const void *p, const char *what) {
 }
 
 static di_rc mem_alloc(di_device *d, uint64_t bytes, void **out, di_fail *f) {
-  return guard("alloc", f, [&] {
+  return guard(f, [&] {
     need(d, "device");
     need(out, "result pointer");
     if (bytes > physical()) fault(DI_RESOURCE_EXHAUSTED, DI_SCOPE_HOST, "%llu bytes, the machine has %llu", (unsigned long long)bytes, (unsigned long long)physical());
@@ -67,13 +67,13 @@ static di_rc mem_alloc(di_device *d, uint64_t bytes, void **out, di_fail *f) {
   });
 }
 static di_rc mem_free(di_device *d, void *p, di_fail *f) {
-  return guard("free", f, [&] {
+  return guard(f, [&] {
     need(d, "device");
     if (p && !d->free(p)) refuse("%p was not allocated here, or freed before", p);
   });
 }
 static di_rc mem_copy(di_device *d, di_queue *, void *dst, const void *src, uint64_t bytes, uint32_t kind, di_fail *f) {
-  return guard("copy", f, [&] {
+  return guard(f, [&] {
     need(d, "device");
     if (kind < DI_COPY_H2D || kind > DI_COPY_D2D) refuse("unknown kind %u", kind);
     if (bytes == 0) return;
@@ -89,7 +89,7 @@ static di_rc mem_copy(di_device *d, di_queue *, void *dst, const void *src, uint
   });
 }
 static di_rc mem_fill(di_device *d, di_queue *, void *dst, uint32_t byte, uint64_t bytes, di_fail *f) {
-  return guard("fill", f, [&] {
+  return guard(f, [&] {
     need(d, "device");
     if (bytes == 0) return;
     need(dst, "destination");
@@ -102,7 +102,7 @@ static di_rc mem_fill(di_device *d, di_queue *, void *dst, uint32_t byte, uint64
 // ---- queue: ops run on the caller's thread, so a queue is only a token ------------------------------------------
 
 static di_rc queue_create(di_device *d, di_queue **out, di_fail *f) {
-  return guard("queue create", f, [&] {
+  return guard(f, [&] {
     need(d, "device");
     need(out, "result pointer");
     *out = new di_queue{kQueue};
@@ -113,7 +113,7 @@ static void need_queue(const di_queue *q) {
   if (q->magic != kQueue) refuse("%p is not a queue of this backend", static_cast<const void *>(q));
 }
 static di_rc queue_destroy(di_device *d, di_queue *q, di_fail *f) {
-  return guard("queue destroy", f, [&] {
+  return guard(f, [&] {
     need(d, "device");
     need_queue(q);
     q->magic = 0;
@@ -121,7 +121,7 @@ static di_rc queue_destroy(di_device *d, di_queue *q, di_fail *f) {
   });
 }
 static di_rc queue_sync(di_device *d, di_queue *q, di_fail *f) {
-  return guard("queue sync", f, [&] {
+  return guard(f, [&] {
     need(d, "device");
     need_queue(q);
   });
@@ -194,14 +194,14 @@ static std::string read_config(const char *p, uint64_t n) {
 }
 
 static di_rc device_count(uint32_t *n, di_fail *f) {
-  return guard("device count", f, [&] {
+  return guard(f, [&] {
     need(n, "result pointer");
     *n = usable() ? 1 : 0;
   });
 }
 
 static di_rc device_info(uint32_t index, di_device_info *out, di_fail *f) {
-  return guard("device info", f, [&] {
+  return guard(f, [&] {
     if (index != 0) refuse("there is no device %u, only 0", index);
     need(out, "info");
     if (out->size < 8) refuse("info has size %u: the caller must set it to sizeof", out->size);
@@ -227,7 +227,7 @@ static di_rc device_info(uint32_t index, di_device_info *out, di_fail *f) {
 }
 
 static di_rc device_open(uint32_t index, const di_open_args *args, di_device **out, di_fail *f) {
-  return guard("device open", f, [&] {
+  return guard(f, [&] {
     if (index != 0) refuse("there is no device %u, only 0", index);
     need(out, "result pointer");
     if (!usable()) fault(DI_FAILED_PRECONDITION, DI_SCOPE_HOST, "this processor lacks SSE4.2, which the library was built for");
@@ -243,7 +243,7 @@ static di_rc device_open(uint32_t index, const di_open_args *args, di_device **o
 }
 
 static di_rc device_close(di_device *d, di_fail *f) {
-  return guard("device close", f, [&] {
+  return guard(f, [&] {
     need(d, "device");
     delete d;
   });
@@ -260,7 +260,7 @@ struct Locked;
 template <class Args, Fn<Args> di_vector_fns::*Member>
 struct Locked<Member> {
   static di_rc run(di_device *d, di_queue *q, const Args *a, di_fail *f) {
-    if (!d) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "vector op", "device is NULL");
+    if (!d) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "device is NULL");
     std::lock_guard<std::mutex> lock(d->op);
     d->arena.reset();
     return (vector_ops().*Member)(d, q, a, f);
@@ -289,7 +289,7 @@ static const di_memory_fns memory_fns = {sizeof(di_memory_fns), 0, mem_alloc, me
 static const di_queue_fns queue_fns = {sizeof(di_queue_fns), 0, queue_create, queue_destroy, queue_sync};
 
 extern "C" __attribute__((visibility("default"))) di_rc di_backend_v1(const di_host *host, di_backend *out, di_fail *f) {
-  return guard("di_backend_v1", f, [&] {
+  return guard(f, [&] {
     known(host, "host");
     need(out, "backend");
     if (out->size < 8) refuse("backend has size %u: the caller must set it to sizeof", out->size);

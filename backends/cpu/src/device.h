@@ -62,8 +62,8 @@ const di_vector_fns &vector_fns();
 
 // Runs one op under the device's lock.
 template <class F>
-di_rc device_op(const char *name, di_device *dev, di_fail *f, F &&body) {
-  return di::guard(name, f, [&] {
+di_rc device_op(di_device *dev, di_fail *f, F &&body) {
+  return di::guard(f, [&] {
     if (!dev) di::refuse("device is NULL");
     std::lock_guard<std::mutex> lock(dev->op);
     dev->arena.reset();

@@ -61,7 +61,7 @@ const Packed *di_device::packed(const di_weight &w) {
 }
 
 di_rc di_device::prepare(di_weight *w, di_fail *f) {
-  return guard("prepare", f, [&] {
+  return guard(f, [&] {
     weight("w", w);
     if (w->size < offsetof(di_weight, prepared) + sizeof w->prepared) refuse("weight has size %u, too short to hold prepared", w->size);
     std::lock_guard<std::mutex> l(weights_mutex_);
@@ -73,7 +73,7 @@ di_rc di_device::prepare(di_weight *w, di_fail *f) {
 }
 
 di_rc di_device::release(di_weight *w, di_fail *f) {
-  return guard("release", f, [&] {
+  return guard(f, [&] {
     known(w, "weight");
     if (!w->prepared) return;
     std::lock_guard<std::mutex> l(weights_mutex_);
@@ -173,7 +173,7 @@ void one_part(const di_weight &w) {
 }
 
 di_rc gemm(di_device *dev, di_queue *, const di_gemm_args *args, di_fail *f) {
-  return device_op("gemm", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     di_weight w = weight("w", a.w);
     one_part(w);
@@ -198,7 +198,7 @@ di_rc gemm(di_device *dev, di_queue *, const di_gemm_args *args, di_fail *f) {
 }
 
 di_rc gemm_grouped(di_device *dev, di_queue *, const di_gemm_grouped_args *args, di_fail *f) {
-  return device_op("gemm_grouped", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     di_weight w = weight("w", a.w);
     int64_t e = w.parts, rows = 0, pitch = 0;
@@ -252,7 +252,7 @@ di_rc gemm_grouped(di_device *dev, di_queue *, const di_gemm_grouped_args *args,
 }
 
 di_rc head(di_device *dev, di_queue *, const di_head_args *args, di_fail *f) {
-  return device_op("head", dev, f, [&] {
+  return device_op(dev, f, [&] {
     const auto a = known(args, "args");
     di_weight w = weight("w", a.w);
     one_part(w);
@@ -277,11 +277,11 @@ di_rc head(di_device *dev, di_queue *, const di_head_args *args, di_fail *f) {
 }
 
 di_rc prepare(di_device *dev, di_weight *w, di_fail *f) {
-  if (!dev) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "prepare", "device is NULL");
+  if (!dev) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "device is NULL");
   return dev->prepare(w, f);
 }
 di_rc release(di_device *dev, di_weight *w, di_fail *f) {
-  if (!dev) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "release", "device is NULL");
+  if (!dev) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "device is NULL");
   return dev->release(w, f);
 }
 

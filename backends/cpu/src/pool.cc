@@ -1,6 +1,8 @@
 #include "pool.h"
 
+#include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 
 #if defined(__x86_64__)
 #define RELAX() __builtin_ia32_pause()
@@ -26,6 +28,16 @@ unsigned usable_cpus() {
 
 Pool::Pool(unsigned threads) {
   for (unsigned i = 0; i < threads; i++) arenas_.push_back(std::make_unique<di::Arena>());
+  // Signals belong to the host's own threads: the workers inherit a mask that blocks all.
+  struct Blocked {
+    sigset_t old;
+    Blocked() {
+      sigset_t all;
+      sigfillset(&all);
+      pthread_sigmask(SIG_SETMASK, &all, &old);
+    }
+    ~Blocked() { pthread_sigmask(SIG_SETMASK, &old, nullptr); }
+  } blocked;
   try {
     for (unsigned i = 1; i < threads; i++) workers_.emplace_back([this, i] { loop(i); });
   } catch (...) {
@@ -45,6 +57,9 @@ Pool::~Pool() {
 }
 
 void Pool::loop(unsigned self) {
+#if defined(__linux__)
+  pthread_setname_np(pthread_self(), "deepinfer-cpu");
+#endif
   uint64_t seen = 0;  // generation this worker has dealt with
   for (;;) {
     auto idle = [&] { return state_.load() >> 32 == seen && !stop_.load(); };

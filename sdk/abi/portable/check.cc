@@ -28,18 +28,16 @@ void fault(uint32_t code, uint32_t scope, const char *format, ...) {
   throw Fault{code, scope, s};
 }
 
-di_rc report(di_fail *f, uint32_t code, uint32_t scope, int32_t native, const char *op, const char *msg) {
+di_rc report(di_fail *f, uint32_t code, uint32_t scope, int32_t native, const char *msg) {
   if (!f || f->size < sizeof(di_fail)) return code;  // all fields below belong to the first release
   f->code = code;
   f->scope = scope;
   f->native = native;
   f->msg_len = 0;
   if (f->msg && f->msg_cap > 0) {
-    char buf[640];
-    int n = std::snprintf(buf, sizeof buf, "%s: %s", op, msg);
-    uint64_t len = n < 0 ? 0 : uint64_t(n) < sizeof buf ? uint64_t(n) : sizeof buf - 1;
+    uint64_t len = std::strlen(msg);
     if (len > f->msg_cap) len = f->msg_cap;
-    std::memcpy(f->msg, buf, len);
+    std::memcpy(f->msg, msg, len);
     f->msg_len = len;
   }
   return code;

@@ -21,21 +21,21 @@ struct Fault {
 [[noreturn]] void refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));                               // INVALID_ARGUMENT, step
 [[noreturn]] void fault(uint32_t code, uint32_t scope, const char *format, ...) __attribute__((format(printf, 3, 4)));  // any other
 
-di_rc report(di_fail *f, uint32_t code, uint32_t scope, int32_t native, const char *op, const char *msg);
+di_rc report(di_fail *f, uint32_t code, uint32_t scope, int32_t native, const char *msg);
 
 template <class F>
-di_rc guard(const char *op, di_fail *f, F &&body) {
+di_rc guard(di_fail *f, F &&body) {
   try {
     body();
     return DI_OK;
   } catch (const Fault &e) {
-    return report(f, e.code, e.scope, 0, op, e.msg.c_str());
+    return report(f, e.code, e.scope, 0, e.msg.c_str());
   } catch (const std::bad_alloc &) {
-    return report(f, DI_RESOURCE_EXHAUSTED, DI_SCOPE_HOST, 0, op, "out of memory");
+    return report(f, DI_RESOURCE_EXHAUSTED, DI_SCOPE_HOST, 0, "out of memory");
   } catch (const std::exception &e) {
-    return report(f, DI_INTERNAL, DI_SCOPE_DEVICE, 0, op, e.what());
+    return report(f, DI_INTERNAL, DI_SCOPE_DEVICE, 0, e.what());
   } catch (...) {
-    return report(f, DI_INTERNAL, DI_SCOPE_DEVICE, 0, op, "unknown exception");
+    return report(f, DI_INTERNAL, DI_SCOPE_DEVICE, 0, "unknown exception");
   }
 }
 

@@ -114,7 +114,7 @@ static int64_t draw(Arena &a, const float *logits, int64_t v, const di_sampling 
 }
 
 di_rc sample(di_device *dev, di_queue *, const di_sample_args *args, di_fail *f) {
-  return guard("sample", f, [&] {
+  return guard(f, [&] {
     const auto a = known(args, "args");
     int64_t l = dim(a.logits, 0), v = dim(a.logits, 1), n = a.top_n;
     shape("logits", a.logits, DI_F32, {l, v});

@@ -4,14 +4,14 @@
 namespace di {
 
 #define OP(NAME) static di_rc NAME([[maybe_unused]] di_device *dev, di_queue *, const di_##NAME##_args *args, di_fail *f)
-#define BEGIN(NAME)             \
-  return guard(#NAME, f, [&] {  \
+#define BEGIN                      \
+  return guard(f, [&] {         \
     const auto a = known(args, "args");
 #define END \
   });
 
 OP(embed) {
-  BEGIN(embed)
+  BEGIN
   di_weight w = weight("w", a.w);
   int64_t t = dim(a.y, 0), h = w.k, images = 0;
   shape("y", a.y, DI_BF16, {t, -1, h});
@@ -44,7 +44,7 @@ OP(embed) {
 }
 
 OP(rms_norm) {
-  BEGIN(rms_norm)
+  BEGIN
   Extent e = rows("x", a.x, DI_BF16);
   same_shape("x", a.x, "y", a.y);
   if (present(a.w)) flat("w", a.w, DI_F32, e.cols);
@@ -65,7 +65,7 @@ static int64_t speeds(const di_tensor &freq, int64_t d) {
 }
 
 OP(rope) {
-  BEGIN(rope)
+  BEGIN
   rows("x", a.x, DI_BF16);
   same_shape("x", a.x, "y", a.y);
   if (a.x.rank < 2) refuse("x has 1 dimension, must have 2 or 3");
@@ -90,7 +90,7 @@ OP(rope) {
 }
 
 OP(quantize) {
-  BEGIN(quantize)
+  BEGIN
   Extent e = rows("x", a.x, DI_BF16);
   int64_t rope = a.rope;
   if (a.y.dtype == DI_U8) {
@@ -123,7 +123,7 @@ OP(quantize) {
 
 // hadamard names the transform too, so the op has its own name here.
 static di_rc hadamard_op(di_device *dev, di_queue *, const di_hadamard_args *args, di_fail *f) {
-  BEGIN(hadamard)
+  BEGIN
   Extent e = rows("x", a.x, DI_BF16);
   same_shape("x", a.x, "y", a.y);
   if (e.cols & (e.cols - 1)) refuse("needs a power of two, x has %lld values", (long long)e.cols);
@@ -146,7 +146,7 @@ static void streams(const di_tensor &h, int64_t *t, int64_t *hc, int64_t *d) {
 }
 
 OP(mhc_mix) {
-  BEGIN(mhc_mix)
+  BEGIN
   int64_t t, hc, d;
   streams(a.h, &t, &hc, &d);
   int64_t k = hc * d, n = a.head_only ? hc : hc * (hc + 2), scales = a.head_only ? 1 : 3;
@@ -211,7 +211,7 @@ OP(mhc_mix) {
 }
 
 OP(mhc_collapse) {
-  BEGIN(mhc_collapse)
+  BEGIN
   int64_t t, hc, d;
   streams(a.h, &t, &hc, &d);
   shape("x", a.x, DI_BF16, {t, d});
@@ -234,7 +234,7 @@ OP(mhc_collapse) {
 }
 
 OP(mhc_expand) {
-  BEGIN(mhc_expand)
+  BEGIN
   int64_t t, hc, d;
   streams(a.h, &t, &hc, &d);
   shape("out", a.out, DI_BF16, {t, hc, d});
@@ -260,7 +260,7 @@ OP(mhc_expand) {
 }
 
 OP(mhc_mean) {
-  BEGIN(mhc_mean)
+  BEGIN
   int64_t t, hc, d;
   streams(a.h, &t, &hc, &d);
   shape("x", a.x, DI_BF16, {t, d});
@@ -277,7 +277,7 @@ OP(mhc_mean) {
 }
 
 OP(router) {
-  BEGIN(router)
+  BEGIN
   di_weight w = weight("w", a.w);
   int64_t t = dim(a.x, 0), e = w.n, h = w.k, k = a.top_k;
   if (w.parts != 1) refuse("weight w%s has %u parts, must have 1", name_of(w).c_str(), w.parts);
@@ -347,7 +347,7 @@ OP(router) {
 }
 
 OP(swiglu) {
-  BEGIN(swiglu)
+  BEGIN
   int64_t r = dim(a.g, 0), n = a.g.rank >= 1 && a.g.rank <= 4 ? width(a.g) : 0;
   shape("g", a.g, DI_BF16, {r, n});
   shape("u", a.u, DI_BF16, {r, n});
@@ -385,7 +385,7 @@ OP(swiglu) {
 }
 
 OP(engram_hash) {
-  BEGIN(engram_hash)
+  BEGIN
   di_weight map = weight("map", a.map);
   if (map.format != DI_W_I32 && map.format != DI_W_I64) refuse("map has format %u, must be I32 or I64", map.format);
   int64_t v = map.n * map.k, t = dim(a.ids, 0), cols = dim(a.ids, 1), orders = dim(a.mult, 0), heads = a.heads;
@@ -439,7 +439,7 @@ OP(engram_hash) {
 }
 
 OP(engram_mix) {
-  BEGIN(engram_mix)
+  BEGIN
   int64_t t, hc, d;
   streams(a.h, &t, &hc, &d);
   shape("out", a.out, DI_BF16, {t, hc, d});
@@ -475,7 +475,7 @@ OP(engram_mix) {
 }
 
 OP(markov) {
-  BEGIN(markov)
+  BEGIN
   di_weight embed = weight("embed", a.embed), head = weight("head", a.head);
   int64_t s = dim(a.prev, 0), v = head.n, k = head.k;
   if (embed.k != k) refuse("embed has %lld columns, head %lld: must be equal", (long long)embed.k, (long long)k);
@@ -507,7 +507,7 @@ OP(markov) {
 }
 
 OP(confidence) {
-  BEGIN(confidence)
+  BEGIN
   di_weight w = weight("w", a.w);
   int64_t s = dim(a.x, 0), h = dim(a.x, 1), k = dim(a.e, 1);
   shape("x", a.x, DI_BF16, {s, h});
@@ -528,7 +528,7 @@ OP(confidence) {
 }
 
 OP(verify) {
-  BEGIN(verify)
+  BEGIN
   int64_t s = dim(a.draft, 0), d = dim(a.draft, 1), n = dim(a.ids, 0);
   flat("ids", a.ids, DI_I32, n);
   shape("draft", a.draft, DI_I32, {s, d});
@@ -549,7 +549,7 @@ OP(verify) {
 }
 
 OP(copy) {
-  BEGIN(copy)
+  BEGIN
   if (!present(a.index) && !(a.index.rank == 1 && a.index.dim[0] == 0)) {
     same_shape("x", a.x, "y", a.y);
     for (int64_t i = 0; i < a.x.dim[0]; i++) copy_row(a.y, i, a.x, i);
@@ -570,7 +570,7 @@ OP(copy) {
 }
 
 OP(cast) {
-  BEGIN(cast)
+  BEGIN
   auto is_float = [](uint32_t d) { return d == DI_BF16 || d == DI_F32 || d == DI_F64; };
   if (!is_float(a.x.dtype) || !is_float(a.y.dtype)) refuse("x is %s, y %s: must be BF16, F32 or F64", dtype_name(a.x.dtype), dtype_name(a.y.dtype));
   Extent x = rows("x", a.x, a.x.dtype), y = rows("y", a.y, a.y.dtype);
@@ -587,7 +587,7 @@ OP(cast) {
 }
 
 OP(add) {
-  BEGIN(add)
+  BEGIN
   Extent e = rows("a", a.a, DI_BF16);
   same_shape("a", a.a, "b", a.b);
   same_shape("a", a.a, "y", a.y);
@@ -600,7 +600,7 @@ OP(add) {
 }
 
 OP(gelu) {
-  BEGIN(gelu)
+  BEGIN
   Extent e = rows("x", a.x, DI_BF16);
   same_shape("x", a.x, "y", a.y);
   each(dev, e.rows, 32 * e.cols, [&](int64_t i, Arena &) {
@@ -615,7 +615,7 @@ OP(gelu) {
 }
 
 OP(vision_attend) {
-  BEGIN(vision_attend)
+  BEGIN
   if (uint64_t(a.grid_h) * a.grid_w > (1u << 24)) refuse("a grid of %ux%u patches is too large", a.grid_h, a.grid_w);
   int64_t n = int64_t(a.grid_h) * a.grid_w, heads = a.heads, d = dim(a.out, 1);
   shape("out", a.out, DI_BF16, {n, d});
@@ -677,7 +677,7 @@ OP(vision_attend) {
 }
 
 OP(vision_merge) {
-  BEGIN(vision_merge)
+  BEGIN
   int64_t r = a.r, gh = a.grid_h, gw = a.grid_w, d = dim(a.x, 1);
   if (r < 1 || r > 64) refuse("cell size is %lld, must be 1 to 64", (long long)r);
   if (uint64_t(gh) * uint64_t(gw) > (1u << 24)) refuse("a grid of %lldx%lld patches is too large", (long long)gh, (long long)gw);
