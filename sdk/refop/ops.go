@@ -165,6 +165,9 @@ func dtypeName(d uint32) string {
 
 const floats = 0 // stands for F32 or F64 in shape
 
+// maxElements bounds an operand: far above any step, and low enough that no product of two dimensions overflows.
+const maxElements = 1 << 31
+
 // shape checks an operand: dtype (floats = F32 or F64), rank, sizes, alignment and that it is there. A wanted size of -1 accepts any.
 func (c *checker) shape(name string, t *abi.Tensor, dtype uint32, dims ...int) {
 	if c.err != nil {
@@ -179,7 +182,9 @@ func (c *checker) shape(name string, t *abi.Tensor, dtype uint32, dims ...int) {
 		return
 	}
 	if len(dims) == 2 && (t.Rank == 3 || t.Rank == 4) { // rows of any inner shape
-		if t.Dim[0] < 0 || dims[0] >= 0 && t.Dim[0] != int64(dims[0]) || dims[1] >= 0 && t.Width() != dims[1] {
+		if t.Dim[0] < 0 || t.Dim[0] > maxElements || t.Dim[1] < 0 || t.Dim[1] > 1<<20 || t.Dim[2] < 0 || t.Dim[2] > 1<<20 || t.Rank == 4 && (t.Dim[3] < 0 || t.Dim[3] > 1<<20) {
+			c.fail("%s has dimensions %v", name, t.Dim[:t.Rank])
+		} else if dims[0] >= 0 && t.Dim[0] != int64(dims[0]) || dims[1] >= 0 && t.Width() != dims[1] {
 			c.fail("%s has %d rows of %d, must have %d of %d", name, t.Dim[0], t.Width(), dims[0], dims[1])
 		} else if t.Stride != 0 && t.Stride < int64(t.Width()) {
 			c.fail("%s row stride %d is below its row of %d", name, t.Stride, t.Width())
@@ -195,11 +200,14 @@ func (c *checker) shape(name string, t *abi.Tensor, dtype uint32, dims ...int) {
 	total := int64(1)
 	for i, d := range dims {
 		v := t.Dim[i]
-		if v < 0 || v > 1<<40 || d >= 0 && v != int64(d) {
+		if v < 0 || v > maxElements || d >= 0 && v != int64(d) {
 			c.fail("%s dimension %d is %d, must be %d", name, i, v, d)
 			return
 		}
-		total *= v
+		if total *= v; total > maxElements {
+			c.fail("%s has more than 2^31 elements", name)
+			return
+		}
 	}
 	if t.Stride != 0 && t.Stride < int64(t.Width()) {
 		c.fail("%s row stride %d is below its row of %d", name, t.Stride, t.Width())
@@ -239,11 +247,14 @@ func (c *checker) flat(name string, t *abi.Tensor, dtype uint32, total int) {
 	}
 	n := int64(1)
 	for i := range int(t.Rank) {
-		if t.Dim[i] < 0 || t.Dim[i] > 1<<40 {
+		if t.Dim[i] < 0 || t.Dim[i] > maxElements {
 			c.fail("%s dimension %d is %d", name, i, t.Dim[i])
 			return
 		}
-		n *= t.Dim[i]
+		if n *= t.Dim[i]; n > maxElements {
+			c.fail("%s has more than 2^31 elements", name)
+			return
+		}
 	}
 	if n != int64(total) {
 		c.fail("%s has %d elements, must have %d", name, n, total)
@@ -271,11 +282,14 @@ func (c *checker) rows(name string, t *abi.Tensor, dtype uint32) (rows, cols int
 	}
 	total := int64(1)
 	for i := range int(t.Rank) {
-		if t.Dim[i] < 0 || t.Dim[i] > 1<<40 {
+		if t.Dim[i] < 0 || t.Dim[i] > maxElements {
 			c.fail("%s dimension %d is %d", name, i, t.Dim[i])
 			return
 		}
-		total *= t.Dim[i]
+		if total *= t.Dim[i]; total > maxElements {
+			c.fail("%s has more than 2^31 elements", name)
+			return
+		}
 	}
 	if t.Stride != 0 && t.Stride < int64(t.Width()) {
 		c.fail("%s row stride %d is below its row of %d", name, t.Stride, t.Width())
@@ -343,9 +357,10 @@ func (c *checker) seqs(b *abi.Batch) {
 			return
 		}
 	}
-	for r, p := range arr(b.Pos, b.Rows) {
-		if p < 0 {
-			c.fail("row %d has position %d", r, p)
+	pos, owner := arr(b.Pos, b.Rows), arr(b.Seq, b.Rows)
+	for r, p := range pos {
+		if p < 0 || r > 0 && owner[r] == owner[r-1] && p != pos[r-1]+1 {
+			c.fail("row %d has position %d: positions of a sequence start at 0 or above and are consecutive", r, p)
 			return
 		}
 	}
