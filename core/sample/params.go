@@ -21,7 +21,8 @@ type Params struct {
 	TopP        float32 // in (0, 1]; 1 = off
 	MinP        float32 // in [0, 1]; 0 = off
 	TopK        int     // 0 = off
-	Seed        uint64  // key of the random numbers; the caller sets it, from the client or from 64 random bits
+	Seed        uint64  // key of the random numbers
+	Seeded      bool    // Seed was given, even if it is 0; otherwise a Seed of 0 is replaced by 64 random bits at intake
 	Salt        uint32  // choice index (n > 1): same seed, other draws
 }
 
@@ -44,7 +45,9 @@ func (e *ParamError) Error() string { return fmt.Sprintf("%s %v: must be %s", e.
 // Validate reports every parameter outside its range as *ParamError, joined.
 func (p Params) Validate() error {
 	var errs []error
-	bad := func(name string, v any, want string) { errs = append(errs, &ParamError{Name: name, Value: v, Want: want}) }
+	bad := func(name string, v any, want string) {
+		errs = append(errs, &ParamError{Name: name, Value: v, Want: want})
+	}
 	in := func(v, low, high float32) bool { return v >= low && v <= high } // false for NaN
 	if !in(p.Temperature, 0, MaxTemperature) {
 		bad("temperature", p.Temperature, fmt.Sprintf("in [0, %d]; 0 takes the most likely token", MaxTemperature))
