@@ -113,7 +113,17 @@ func (p *Parser) compatPiece(text string) {
 	at := p.top()
 	p.buf = append(p.buf, text...)
 	p.usage.Completion += len(p.partIn)
-	p.placePart(at)
+	// The tokens of a piece stand or fall together: one span for all.
+	one := p.partIn[0]
+	for _, s := range p.partIn[1:] {
+		one.n += s.n
+		if s.lp != nil {
+			one.more = append(one.more, s.lp)
+		}
+	}
+	one.start, one.end = at, p.top()
+	p.addSpan(one)
+	p.partIn = p.partIn[:0]
 	p.part = p.part[:0]
 	p.cut(at)
 }

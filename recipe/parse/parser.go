@@ -112,6 +112,7 @@ type span struct {
 	token      bool
 	counted    bool
 	lp         *TokenLogprob
+	more       []*TokenLogprob // compat: of the other tokens of the piece
 }
 
 // New makes a parser. It fails on options that make no sense.
@@ -654,8 +655,8 @@ func (p *Parser) drop(hi int64) { p.advance(hi, false, false) }
 // advance moves base to hi and settles the tokens on the way: as reasoning or not, with log-probabilities attached to the event being
 // built or lost.
 func (p *Parser) advance(hi int64, reasoning, attach bool) {
-	for p.head < len(p.spans) {
-		s := &p.spans[p.head]
+	for i := p.head; i < len(p.spans); i++ {
+		s := &p.spans[i]
 		if s.start >= hi && s.end > hi || s.start > hi {
 			break
 		}
@@ -673,12 +674,14 @@ func (p *Parser) advance(hi int64, reasoning, attach bool) {
 		}
 		if attach && s.lp != nil {
 			p.accLogs = append(p.accLogs, *s.lp)
-			s.lp = nil
+			for _, lp := range s.more {
+				p.accLogs = append(p.accLogs, *lp)
+			}
+			s.lp, s.more = nil, nil
 		}
-		if s.end > hi {
-			break
+		if s.end <= hi && i == p.head {
+			p.head++
 		}
-		p.head++
 	}
 	p.base = hi
 }
