@@ -42,7 +42,7 @@ type Options struct {
 	StreamBuffer   int           // tokens that wait for a slow reader before its request ends with ErrSlowConsumer; 0 = 65536
 	CompileTimeout time.Duration // for all programs together; 0 = 10 minutes
 
-	Clock  func() time.Time // 0 = time.Now
+	Clock  func() time.Time // nil = time.Now
 	Random func() uint64    // seeds of requests that bring none; nil = the system's random source. Called from many goroutines.
 	Logger *slog.Logger     // nil = silent
 }
@@ -70,9 +70,9 @@ type Engine struct {
 	log          *slog.Logger
 
 	cmds    chan command
-	closing chan struct{} // closed by Close
-	done    chan struct{} // closed when both goroutines have ended
-	close   sync.Once
+	closing chan struct{}      // closed by Close
+	done    chan struct{}      // closed when both goroutines have ended
+	once    sync.Once          // for closing
 	stop    context.CancelFunc // ends the executor calls
 	fatal   atomic.Pointer[error]
 
@@ -305,7 +305,7 @@ func (e *Engine) Drain(ctx context.Context) error {
 // Close cancels what still runs and stops the engine. It returns when no goroutine of the engine is left, or with ctx's error. The executor stays the
 // caller's to close. Close may be called twice.
 func (e *Engine) Close(ctx context.Context) error {
-	e.close.Do(func() {
+	e.once.Do(func() {
 		close(e.closing)
 		e.stop()
 	})

@@ -926,3 +926,100 @@ func TestSeedsAreDrawnAtIntake(t *testing.T) {
 		t.Errorf("a given seed of 0 became %d", d.Seed())
 	}
 }
+
+func TestABusyExecutorIsTriedAgain(t *testing.T) {
+	f := newFake(1, 8)
+	n := 0
+	f.submitErr = func(*program.Step) error {
+		if n++; n%3 != 0 {
+			return ErrFull
+		}
+		return nil
+	}
+	e := start(t, f, nil)
+	q := greedy(8, 5)
+	s, err := e.Submit(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, _ := read(t.Context(), s)
+	if err := verify(q, 0, got, s.Finish()); err != nil {
+		t.Error(err)
+	}
+	if st := e.Stats(); st.Losses != 0 || st.StepFailures != 0 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+// lateExec answers some steps with an old result, or an old failure, first.
+type lateExec struct {
+	*fakeExec
+	n int
+}
+
+func (l *lateExec) Wait(ctx context.Context) (*program.Result, error) {
+	switch l.n++; {
+	case l.n%5 == 2:
+		return &program.Result{Seq: 0}, nil
+	case l.n%5 == 4:
+		return nil, &StepError{Seq: 0, Scope: backend.ScopeStep, Err: errBad}
+	}
+	return l.fakeExec.Wait(ctx)
+}
+
+func TestLateResultsAreDropped(t *testing.T) {
+	f := newFake(1, 8)
+	e := start(t, f, func(o *Options) { o.Executor = &lateExec{fakeExec: f} })
+	q := greedy(8, 20)
+	s, err := e.Submit(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, _ := read(t.Context(), s)
+	if err := verify(q, 0, got, s.Finish()); err != nil {
+		t.Error(err)
+	}
+	if st := e.Stats(); st.Losses != 0 || st.StepFailures != 0 || st.Steps != 20 {
+		t.Errorf("stats %+v", st)
+	}
+}
+
+func TestAnImageMayBeCancelledInItsStep(t *testing.T) {
+	f := newFake(1, 8)
+	f.gate = make(chan struct{})
+	e := start(t, f, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	var errs [2]chan error // one in a step, one waiting
+	for i := range errs {
+		errs[i] = make(chan error, 1)
+		go func() {
+			_, err := e.EncodeImage(ctx, make([]uint16, 24), 2, 2)
+			errs[i] <- err
+		}()
+	}
+	for e.Stats().Images != 1 {
+		time.Sleep(time.Millisecond)
+	}
+	cancel()
+	for i := range errs {
+		if err := <-errs[i]; !errors.Is(err, context.Canceled) {
+			t.Errorf("image %d: %v", i, err)
+		}
+	}
+	for e.Stats().Images != 0 {
+		time.Sleep(time.Millisecond)
+	}
+	close(f.gate)
+	q := greedy(8, 5)
+	s, err := e.Submit(t.Context(), q)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, _ := read(t.Context(), s)
+	if err := verify(q, 0, got, s.Finish()); err != nil {
+		t.Error(err)
+	}
+	if st := e.Stats(); st.ImageSteps != 1 {
+		t.Errorf("%d images encoded, want the one in flight", st.ImageSteps)
+	}
+}

@@ -494,6 +494,7 @@ func (e *Engine) lost(err error) {
 	}
 	l.sched.Lost(e.now(), &l.plan, err)
 	l.plan.Parts = l.plan.Parts[:0]
+	l.step = program.Step{} // whoever still holds the lost step keeps its buffers
 	l.flight = recovery
 	l.jobs <- job{}
 }

@@ -21,6 +21,9 @@ type Token struct {
 	Top     []Candidate // best first; nil when none were asked for
 }
 
+// Floor is the lowest log-probability that is reported: an impossible token has it instead of minus infinity, which JSON cannot carry.
+const Floor = -9999
+
 // ErrNotANumber reports logits that contain NaN: the model or the backend is broken for this input.
 var ErrNotANumber = errors.New("the model computed no valid probabilities (NaN)")
 
@@ -35,7 +38,7 @@ func CheckResult(r *program.Result, rows, topN int) error {
 // Assemble reads logit row i of a result whose step asked for topN candidates per row, and keeps the best want of them. CheckResult must have passed. The
 // token is a copy; only Top, when want > 0, is allocated.
 func Assemble(r *program.Result, i, topN, want, vocab int) (Token, error) {
-	t := Token{ID: r.IDs[i], LogProb: r.LogProb[i]}
+	t := Token{ID: r.IDs[i], LogProb: max(r.LogProb[i], Floor)} // max keeps NaN
 	if t.LogProb != t.LogProb || t.LogProb > math.MaxFloat32 {
 		return t, ErrNotANumber
 	}
@@ -52,7 +55,7 @@ func Assemble(r *program.Result, i, topN, want, vocab int) (Token, error) {
 		if id < 0 { // fewer candidates than asked for: a vocabulary smaller than N
 			break
 		}
-		t.Top = append(t.Top, Candidate{ID: id, LogProb: r.TopLogProb[i*topN+k]})
+		t.Top = append(t.Top, Candidate{ID: id, LogProb: max(r.TopLogProb[i*topN+k], Floor)})
 	}
 	return t, nil
 }

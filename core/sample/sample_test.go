@@ -123,6 +123,10 @@ func TestAssemble(t *testing.T) {
 	if _, err = Assemble(r, 1, 3, 0, 5); err == nil || !strings.Contains(err.Error(), "token 5") {
 		t.Errorf("id outside the vocabulary: %v", err)
 	}
+	r.LogProb[0], r.TopLogProb[1] = float32(math.Inf(-1)), float32(math.Inf(-1))
+	if tok, err = Assemble(r, 0, 3, 3, 10); err != nil || tok.LogProb != Floor || tok.Top[1].LogProb != Floor {
+		t.Errorf("impossible token: %+v, %v", tok, err)
+	}
 	r.LogProb[0] = float32(math.NaN())
 	if _, err = Assemble(r, 0, 3, 0, 10); !errors.Is(err, ErrNotANumber) {
 		t.Errorf("NaN: %v", err)
