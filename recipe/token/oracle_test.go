@@ -12,7 +12,14 @@ import (
 // oraclePieces cuts text as the three expressions say, one alternative after the other, rune by rune, with the tables of package unicode:
 // slow, and written without a look at scanner.
 func oraclePieces(text string) []string {
-	is := func(r rune, tables ...*unicode.RangeTable) bool { return unicode.In(r, tables...) }
+	newer := func(r rune, class uint8) bool {
+		for _, n := range unicode16 {
+			if r >= n.lo && r <= n.hi {
+				return n.class == class
+			}
+		}
+		return false
+	}
 	isolate := func(in [][]rune, match func(s []rune, i int) int) (out [][]rune) {
 		for _, s := range in {
 			gap := 0
@@ -44,13 +51,13 @@ func oraclePieces(text string) []string {
 	const all = 1 << 30
 	punct := func(r rune) bool { return strings.ContainsRune("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", r) }
 	letter := func(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' }
-	lm := func(r rune) bool { return is(r, unicode.L, unicode.M) }
-	ps := func(r rune) bool { return is(r, unicode.P, unicode.S) }
-	white := func(r rune) bool { return is(r, unicode.White_Space) }
+	lm := func(r rune) bool { return unicode.In(r, unicode.L, unicode.M) || newer(r, classL) }
+	ps := func(r rune) bool { return unicode.In(r, unicode.P, unicode.S) || newer(r, classPS) }
+	white := func(r rune) bool { return unicode.In(r, unicode.White_Space) }
 	crlf := func(r rune) bool { return r == '\r' || r == '\n' }
 
 	pieces := [][]rune{[]rune(text)}
-	pieces = isolate(pieces, func(s []rune, i int) int { return run(s, i, 3, func(r rune) bool { return is(r, unicode.N) }) })
+	pieces = isolate(pieces, func(s []rune, i int) int { return run(s, i, 3, func(r rune) bool { return unicode.In(r, unicode.N) || newer(r, classN) }) })
 	pieces = isolate(pieces, func(s []rune, i int) int {
 		return run(s, i, all, func(r rune) bool {
 			return r >= 0x4E00 && r <= 0x9FA5 || r >= 0x3040 && r <= 0x309F || r >= 0x30A0 && r <= 0x30FF
@@ -62,7 +69,7 @@ func oraclePieces(text string) []string {
 				return 1 + n
 			}
 		}
-		if r := s[i]; !crlf(r) && !is(r, unicode.L) && !ps(r) {
+		if r := s[i]; !crlf(r) && !unicode.In(r, unicode.L) && !newer(r, classL) && !ps(r) {
 			if n := run(s, i+1, all, lm); n > 0 {
 				return 1 + n
 			}
@@ -133,6 +140,28 @@ func TestScannerAgreesWithTheExpressions(t *testing.T) {
 		s := string(text)
 		if got, want := scannerPieces(s), oraclePieces(s); !reflect.DeepEqual(got, want) {
 			t.Fatalf("seed %d: %+q: pieces %+q, want %+q", seed, s, got, want)
+		}
+	}
+}
+
+// Pieces that the reference library gives for characters newer than package unicode.
+func TestCharactersOfUnicode16(t *testing.T) {
+	for _, c := range []struct {
+		r    rune
+		want []int // lengths of the pieces of "a?b ??!? 1?", in runes
+	}{
+		{0xA7CB, []int{3, 3, 1, 1, 1, 1, 1}},
+		{0x11BF0, []int{1, 1, 1, 1, 2, 1, 1, 1, 2}},
+		{0x1FAE9, []int{1, 1, 1, 5, 1, 1, 1}},
+		{0x0378, []int{1, 2, 1, 2, 1, 1, 1, 1, 1}}, // not assigned
+	} {
+		s := string(c.r)
+		var got []int
+		for _, p := range scannerPieces("a" + s + "b " + s + s + "!" + s + " 1" + s) {
+			got = append(got, utf8.RuneCountInString(p))
+		}
+		if !reflect.DeepEqual(got, c.want) {
+			t.Errorf("U+%04X: pieces %v, want %v", c.r, got, c.want)
 		}
 	}
 }
