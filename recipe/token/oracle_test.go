@@ -57,7 +57,9 @@ func oraclePieces(text string) []string {
 	crlf := func(r rune) bool { return r == '\r' || r == '\n' }
 
 	pieces := [][]rune{[]rune(text)}
-	pieces = isolate(pieces, func(s []rune, i int) int { return run(s, i, 3, func(r rune) bool { return unicode.In(r, unicode.N) || newer(r, classN) }) })
+	pieces = isolate(pieces, func(s []rune, i int) int {
+		return run(s, i, 3, func(r rune) bool { return unicode.In(r, unicode.N) || newer(r, classN) })
+	})
 	pieces = isolate(pieces, func(s []rune, i int) int {
 		return run(s, i, all, func(r rune) bool {
 			return r >= 0x4E00 && r <= 0x9FA5 || r >= 0x3040 && r <= 0x309F || r >= 0x30A0 && r <= 0x30FF
