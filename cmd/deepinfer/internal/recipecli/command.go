@@ -188,12 +188,12 @@ func lines(in io.Reader, out, report io.Writer, handle func(line []byte) (any, e
 
 // lineError is the error of one request in its answer.
 type lineError struct {
-	Stage   string  `json:"stage"` // decode: the request did not parse; convert: it is not allowed; render: no prompt can be made; read: the line is no object
-	Status  int     `json:"status"`
-	Message string  `json:"message"`
-	Type    string  `json:"type,omitempty"`
-	Param   *string `json:"param,omitempty"`
-	Code    string  `json:"code,omitempty"`
+	Stage   string          `json:"stage"` // decode: the request did not parse; convert: it is not allowed; render: no prompt can be made; read: the line is no object
+	Status  int             `json:"status"`
+	Message string          `json:"message"`
+	Type    string          `json:"type,omitempty"`
+	Param   json.RawMessage `json:"param,omitempty"`
+	Code    string          `json:"code,omitempty"`
 }
 
 // readLine decodes a line that must be an object; unknown keys are allowed, golden lines carry their answers.

@@ -42,8 +42,11 @@ type converted struct {
 	profile    encoding.Profile         // that the request resolved to
 	extra      map[string]any           // keys of the answer that depend on the API; nil values are left out
 	inference  any                      // nil: nothing was asked for
-	parsing    *parsing                 // nil: from the prompt
-	matchAdded bool
+	parsing    *parsing                 // nil: from the prompt, with stop
+	stop       []string
+	maxTokens  *int64
+	// placedImages lists the images in the order of their placeholders instead of all that the conversation has.
+	placedImages bool
 }
 
 // converter turns the body of one API into a conversation. The error is the answer's.
@@ -58,6 +61,9 @@ func converterOf(api string) converter {
 		return convertRelease
 	case "fim":
 		return convertCompletion
+	}
+	if decoders[api] != nil {
+		return convertProtocol
 	}
 	return nil
 }
@@ -182,7 +188,7 @@ func (s *session) encode(c *encodeCase) (out *answer, fault *lineError, err erro
 	if err != nil {
 		return nil, nil, err
 	}
-	opts := encoding.Options{Compat: s.compat, MatchAdded: r.matchAdded}
+	opts := encoding.Options{Compat: s.compat}
 	var p *encoding.Prompt
 	if r.completion != nil {
 		p, err = enc.EncodeCompletion(r.completion, opts)
@@ -196,26 +202,22 @@ func (s *session) encode(c *encodeCase) (out *answer, fault *lineError, err erro
 	if out.SpecialRanges == nil {
 		out.SpecialRanges = [][2]int{}
 	}
-	if r.conv != nil {
+	out.MaxTokens = r.maxTokens
+	switch {
+	case r.placedImages:
+		for _, span := range p.Images {
+			out.Images = append(out.Images, imagesJSON(r.conv.Images[span.Image:span.Image+1])...)
+		}
+	case r.conv != nil:
 		out.Images = imagesJSON(r.conv.Images)
 	}
 	if r.parsing != nil {
 		out.Parsing = *r.parsing
 	} else {
+		p.Parsing.StopStrings = r.stop
 		out.Parsing = parsingJSON(p.Parsing)
 	}
 	return out, nil, nil
-}
-
-// noInference is what a request without sampling parameters says about them.
-type noInference struct {
-	MaxTokens   *int64   `json:"max_tokens"`
-	Temperature *float64 `json:"temperature"`
-	TopP        *float64 `json:"top_p"`
-	Logprobs    bool     `json:"logprobs"`
-	TopLogprobs *int     `json:"top_logprobs"`
-	Seed        *int64   `json:"seed"`
-	Constraint  any      `json:"constraint"`
 }
 
 func convertConversation(s *session, c *encodeCase, body []byte) (*converted, *lineError) {
@@ -227,7 +229,7 @@ func convertConversation(s *session, c *encodeCase, body []byte) (*converted, *l
 	if err != nil {
 		return nil, badRequest("decode", "%v", err)
 	}
-	r := &converted{conv: &conv, profile: profile, inference: noInference{}, extra: map[string]any{"conversation": summary(&conv)}}
+	r := &converted{conv: &conv, profile: profile, inference: inference{}, extra: map[string]any{"conversation": summary(&conv, conv.Tools)}}
 	if s.compat { // a bare conversation says nothing about parsing there: the defaults
 		r.parsing = &parsing{ParseToolCalls: true, ThinkingInitialStage: conversation.StageOff.String(), StopSequences: []string{}}
 	}
@@ -235,10 +237,10 @@ func convertConversation(s *session, c *encodeCase, body []byte) (*converted, *l
 }
 
 // summary is what the answer says about the conversation.
-func summary(conv *conversation.Conversation) map[string]any {
+func summary(conv *conversation.Conversation, listed []conversation.ToolDef) map[string]any {
 	tools, roles := []string{}, []string{}
-	for i := range conv.Tools {
-		tools = append(tools, conv.Tools[i].Name)
+	for i := range listed {
+		tools = append(tools, listed[i].Name)
 	}
 	for i := range conv.Messages {
 		roles = append(roles, conv.Messages[i].Role.String())
@@ -252,8 +254,8 @@ func summary(conv *conversation.Conversation) map[string]any {
 	format := map[conversation.FormatKind]string{conversation.FormatText: "text", conversation.FormatJSONObject: "json_object",
 		conversation.FormatJSONSchema: "json_schema", conversation.FormatRegex: "regex", conversation.FormatGrammar: "grammar"}[conv.ResponseFormat.Kind]
 	choice := conv.ToolChoice.Mode.String()
-	if conv.ToolChoice.Mode == conversation.ChoiceNamed {
-		choice = conv.ToolChoice.Name
+	if conv.ToolChoice.Mode == conversation.ChoiceNamed { // the named tool is the only one listed
+		choice = conversation.ChoiceRequired.String()
 	}
 	return map[string]any{"thinking_mode": conv.Thinking, "reasoning_effort": effort, "tool_choice": choice, "response_format": format, "tools": tools, "roles": roles}
 }
@@ -267,7 +269,7 @@ func convertRelease(_ *session, c *encodeCase, body []byte) (*converted, *lineEr
 	if err != nil {
 		return nil, badRequest("decode", "%v", err)
 	}
-	return &converted{conv: &conv, profile: profile, inference: noInference{}}, nil
+	return &converted{conv: &conv, profile: profile, inference: inference{}}, nil
 }
 
 // convertCompletion reads {"prompt", "suffix"?}. The layout is the same in all profiles; "derived" stands for V4's.
@@ -292,5 +294,5 @@ func convertCompletion(_ *session, c *encodeCase, body []byte) (*converted, *lin
 			return nil, badRequest("decode", "completion: prompt must be a text or an array of token ids")
 		}
 	}
-	return &converted{completion: completion, profile: profile, inference: noInference{}}, nil
+	return &converted{completion: completion, profile: profile, inference: inference{}}, nil
 }

@@ -2,8 +2,10 @@ package recipecli
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -119,6 +121,77 @@ func TestEncodeAnswersBadRequests(t *testing.T) {
 	if ids := answers[9]["tokens"]; !reflect.DeepEqual(ids, []any{19923.0, 14.0}) || answers[9]["id"] != nil {
 		t.Errorf("prompt of ids: %v", answers[9])
 	}
+}
+
+// recorded gives the recorded requests of the adapter's protocols that the command knows.
+func recorded(t *testing.T, name string) string {
+	t.Helper()
+	f, err := os.Open(tokentest.Path("testdata", "recipe", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	var r io.Reader = f
+	if strings.HasSuffix(name, ".gz") {
+		if r, err = gzip.NewReader(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	data, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, line := range strings.Split(string(data), "\n") {
+		if line == "" {
+			continue
+		}
+		var c encodeCase
+		if err := json.Unmarshal([]byte(line), &c); err != nil {
+			t.Fatal(err)
+		}
+		if converterOf(c.API) != nil {
+			out = append(out, line)
+		}
+	}
+	if len(out) == 0 {
+		t.Fatalf("%s has no line of a known protocol", name)
+	}
+	return strings.Join(out, "\n")
+}
+
+func TestEncodeRecordedRequests(t *testing.T) {
+	in := recorded(t, "prompts.jsonl.gz")
+	out, _, err := run(t, in, "encode", "--compat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, got := decodeLines(t, in), decodeLines(t, out)
+	if len(got) != len(want) {
+		t.Fatalf("%d answers to %d lines", len(got), len(want))
+	}
+	for i := range want {
+		if fault, _ := want[i]["error"].(map[string]any); fault != nil && fault["stage"] == "decode" { // the text of those is not promised
+			if mine, _ := got[i]["error"].(map[string]any); mine == nil || mine["status"] != fault["status"] {
+				t.Errorf("%v: %v, want an error", want[i]["id"], got[i])
+			}
+			continue
+		}
+		for _, k := range []string{"id", "prompt", "tokens", "special_ranges", "images", "inference", "parsing", "conversation", "stream", "resolved_profile", "namespace_tools", "error"} {
+			if !reflect.DeepEqual(got[i][k], want[i][k]) {
+				t.Errorf("%v: %s is %.300v, want %.300v", want[i]["id"], k, got[i][k], want[i][k])
+			}
+		}
+	}
+}
+
+func TestEncodeResolvesMaxTokens(t *testing.T) {
+	in := recorded(t, "limits.jsonl")
+	out, _, err := run(t, in, "encode", "--compat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	compare(t, in, out, "max_tokens", "error")
 }
 
 func TestTokenizeVectors(t *testing.T) {
