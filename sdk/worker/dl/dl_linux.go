@@ -101,9 +101,10 @@ func load(path, name string, opt Options) (l *Library, err error) {
 	if err != nil {
 		return nil, err
 	}
+	handle := l.handle
 	defer func() {
 		if err != nil {
-			purego.Dlclose(l.handle)
+			err = errors.Join(err, purego.Dlclose(handle))
 		}
 	}()
 	entry, err := purego.Dlsym(l.handle, entryName)
@@ -129,7 +130,10 @@ func load(path, name string, opt Options) (l *Library, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return l, l.tables(b)
+	if err := l.tables(b); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // checkHandlers puts back signal handlers that library code replaced and remembers which.
