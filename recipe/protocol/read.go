@@ -141,6 +141,17 @@ func (n Node) child(key string, v *pyjson.Value) Node {
 	return Node{Value: v, Path: path}
 }
 
+// Without gives the object without a key.
+func (n Node) Without(key string) Node {
+	v := pyjson.Value{Kind: pyjson.Object}
+	for _, m := range n.Members {
+		if m.Key != key {
+			v.Members = append(v.Members, m)
+		}
+	}
+	return Node{Value: &v, Path: n.Path}
+}
+
 // Missing is the error for a required key.
 func (n Node) Missing(key string) *Error {
 	return Malformed(n.child(key, nil).Path, "invalid request body: missing field `%s`", key)

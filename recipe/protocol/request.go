@@ -44,8 +44,8 @@ type Options struct {
 	RefuseForcedCalls bool
 	// CompatSampling overrides temperature and top_p the way the reference does. Compat always does.
 	CompatSampling bool
-	// RejectWebSearch refuses hosted web search tools instead of leaving them out.
-	RejectWebSearch bool
+	// WebSearch says what to do with hosted web search tools.
+	WebSearch WebSearch
 	// KeepBillingHeader keeps a leading x-anthropic-billing-header block of a Messages system prompt in the prompt.
 	KeepBillingHeader bool
 
@@ -55,6 +55,16 @@ type Options struct {
 	// MaxBody bounds the body in bytes; 0 is DefaultMaxBody.
 	MaxBody int
 }
+
+// WebSearch is what happens to hosted web search tools and to their blocks in the history.
+type WebSearch uint8
+
+// The choices. The default leaves them out, but compat refuses them in Messages.
+const (
+	WebSearchDefault WebSearch = iota
+	WebSearchDrop
+	WebSearchReject
+)
 
 // Constraint is what the output must look like, for the constrained decoder.
 type Constraint struct {

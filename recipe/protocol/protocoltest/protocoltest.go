@@ -163,7 +163,12 @@ func (c *Case) Decoding() protocol.Options {
 	}
 	o.ThinkingOff = c.Options.DefaultThinkingMode != nil && !*c.Options.DefaultThinkingMode
 	o.RequireReasoning = c.Options.ReasoningContentBehavior == "reject"
-	o.RejectWebSearch = c.Options.ResponsesWebSearch == "reject" || c.Options.MessagesWebSearch == "reject"
+	switch c.Options.ResponsesWebSearch + c.Options.MessagesWebSearch {
+	case "reject":
+		o.WebSearch = protocol.WebSearchReject
+	case "drop":
+		o.WebSearch = protocol.WebSearchDrop
+	}
 	o.ThinkingMaxTokens, o.PlainMaxTokens = c.Options.ThinkingBound, c.Options.PlainBound
 	for name, profile := range c.Options.Aliases {
 		if o.Models == nil {

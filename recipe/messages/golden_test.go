@@ -1,0 +1,38 @@
+package messages
+
+import (
+	"testing"
+
+	"github.com/deepinfer-go/deepinfer/recipe/protocol"
+	"github.com/deepinfer-go/deepinfer/recipe/protocol/protocoltest"
+)
+
+func decodeOnly(body []byte, opts protocol.Options) (*protocol.Request, error) {
+	r, err := Decode(body, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &r.Request, nil
+}
+
+func TestCompatEqualsTheReferenceOnEveryRequest(t *testing.T) {
+	protocoltest.Prompts(t, "messages", 195, decodeOnly)
+}
+
+func TestCompatEqualsTheReferenceOnEveryLimit(t *testing.T) {
+	protocoltest.Limits(t, "messages", 2, decodeOnly)
+}
+
+func TestCompatEqualsTheReferenceOnEveryStream(t *testing.T) {
+	protocoltest.Streams(t, "messages", 39, func(body []byte, opts protocol.Options, h protocol.Header, c *protocoltest.Case) (*protocol.Request, protocoltest.Encoder, error) {
+		r, err := Decode(body, opts)
+		if err != nil {
+			return nil, nil, err
+		}
+		s := NewStream(r, h)
+		if c.Signature != nil {
+			s.SetSignature(*c.Signature)
+		}
+		return &r.Request, s, nil
+	})
+}
