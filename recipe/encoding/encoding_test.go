@@ -140,3 +140,40 @@ func TestRecordedPromptsOfTheReleaseEncoder(t *testing.T) {
 		}
 	}
 }
+
+// The default rendering equals the recorded one everywhere but in the listed cases.
+func TestHardenedDiffersOnlyWhereListed(t *testing.T) {
+	reasons := map[string]string{
+		"conversation-conv-008": "a forced call reasons first",
+		"conversation-conv-009": "a forced call reasons first",
+		"conversation-conv-030": "no images on V4",
+		"conversation-conv-032": "no images on V4",
+		"conversation-conv-034": "no images on V4",
+		"conversation-conv-038": "prefix in the middle",
+		"conversation-conv-039": "prefix in the middle",
+		"base-020":              "system message in the middle of V4",
+		"base-041":              "system message in the middle of V4",
+	}
+	for _, g := range append(readGolden(t, "testdata/prompts.jsonl"), readGolden(t, "testdata/prompts-hf.jsonl")...) {
+		decode := conversation.Decode
+		if g.API == "hf" {
+			decode = conversation.DecodeRelease
+		} else if g.API == "fim" {
+			continue
+		}
+		conv, err := decode(g.Request)
+		if err != nil {
+			t.Errorf("%s: %v", g.ID, err)
+			continue
+		}
+		p, err := Encode(&conv, tokenizerOf(t, g.Profile), Options{Profile: Profile(g.Profile)})
+		same := err == nil && p.Text == g.Prompt && reflect.DeepEqual(p.Tokens, g.Tokens) || err != nil && g.Error != nil
+		if listed := reasons[g.ID] != ""; same == listed {
+			t.Errorf("%s: same %v (%v), listed as different: %v", g.ID, same, err, listed)
+		}
+		delete(reasons, g.ID)
+	}
+	if len(reasons) > 0 {
+		t.Errorf("no such cases: %v", reasons)
+	}
+}

@@ -2,9 +2,11 @@ package recipecli
 
 import (
 	"encoding/json"
+	"fmt"
 
 	"github.com/deepinfer-go/deepinfer/recipe/chat"
 	"github.com/deepinfer-go/deepinfer/recipe/encoding"
+	"github.com/deepinfer-go/deepinfer/recipe/messages"
 	"github.com/deepinfer-go/deepinfer/recipe/protocol"
 )
 
@@ -17,10 +19,17 @@ var decoders = map[string]func(body []byte, opts protocol.Options) (*protocol.Re
 		}
 		return &r.Request, nil, nil
 	},
+	"messages": func(body []byte, opts protocol.Options) (*protocol.Request, map[string]any, error) {
+		r, err := messages.Decode(body, opts)
+		if err != nil {
+			return nil, nil, err
+		}
+		return &r.Request, nil, nil
+	},
 }
 
 // decodingOptions reads the options of a line. Without --compat every model name is accepted and the line's profile decides the family.
-func (s *session) decodingOptions(raw json.RawMessage, profile encoding.Profile) (protocol.Options, error) {
+func (s *session) decodingOptions(api string, raw json.RawMessage, profile encoding.Profile) (protocol.Options, error) {
 	o := protocol.Options{Compat: s.compat}
 	if !s.compat {
 		o.V4 = !profile.V41()
@@ -42,7 +51,19 @@ func (s *session) decodingOptions(raw json.RawMessage, profile encoding.Profile)
 	}
 	o.ThinkingOff = in.DefaultThinkingMode != nil && !*in.DefaultThinkingMode
 	o.RequireReasoning = in.ReasoningContentBehavior == "reject"
-	o.RejectWebSearch = in.ResponsesWebSearch == "reject" || in.MessagesWebSearch == "reject"
+	search := in.ResponsesWebSearch
+	if api == "messages" {
+		search = in.MessagesWebSearch
+	}
+	switch search {
+	case "reject":
+		o.WebSearch = protocol.WebSearchReject
+	case "drop":
+		o.WebSearch = protocol.WebSearchDrop
+	case "":
+	default:
+		return o, fmt.Errorf("web search %q: want drop or reject", search)
+	}
 	o.ThinkingMaxTokens, o.PlainMaxTokens = in.ThinkingBound, in.PlainBound
 	if len(in.Aliases) > 0 && s.compat {
 		o.Models = make(map[string]protocol.Model, len(in.Aliases))
@@ -74,7 +95,7 @@ func convertProtocol(s *session, c *encodeCase, body []byte) (*converted, *lineE
 	if err != nil {
 		return nil, badRequest("decode", "%v", err)
 	}
-	opts, err := s.decodingOptions(c.Options, profile)
+	opts, err := s.decodingOptions(c.API, c.Options, profile)
 	if err != nil {
 		return nil, badRequest("decode", "options: %v", err)
 	}
