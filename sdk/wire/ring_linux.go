@@ -259,6 +259,9 @@ func (h *HostRing) Epoch() uint32 { return h.epoch }
 // AddArena maps an arena; later steps use it. Ids count from 0. Not concurrent with itself or with Submit.
 func (h *HostRing) AddArena(f *os.File, s ArenaSpec) error { return h.arenas.add(f, s) }
 
+// NoSpin makes this side only ever park; before the first Await.
+func (h *HostRing) NoSpin() { h.policy.Spin = false }
+
 // Outstanding is the number of steps submitted and not taken.
 func (h *HostRing) Outstanding() int { return int(h.head.Load() - h.tail.Load()) }
 
