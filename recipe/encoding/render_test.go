@@ -490,6 +490,63 @@ func TestBadToolJSONNamesTheTool(t *testing.T) {
 	}
 }
 
+// A long prompt is tokenised in parts; every part begins after a control token, so nothing may change.
+func TestLongPromptsEncodeAsTheWhole(t *testing.T) {
+	conv := conversation.Conversation{Images: make([]conversation.Image, 40)}
+	for i := range 120 {
+		if i%3 == 0 {
+			conv.Images[i/3] = conversation.Image{Kind: conversation.ImageURL, Width: 100 + i, Height: 50}
+			conv.Messages = append(conv.Messages, msg{Role: conversation.RoleUser, Parts: conversation.JoinBlocks([]conversation.Part{conversation.TextPart(strings.Repeat("look 12\n", i*9)), conversation.ImagePart(i / 3)})})
+		} else {
+			conv.Messages = append(conv.Messages, assistant(strings.Repeat("wörter 你好 ", i*30)), user(" x"))
+		}
+	}
+	p := render(t, V41Recipe, conv, Options{})
+	if len(p.Text) < 2*parallelBytes {
+		t.Fatalf("only %d bytes of text", len(p.Text))
+	}
+	e, err := New(V41Recipe, tokenizerOf(t, "v4.1/recipe"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &writer{e: e, conv: &conv}
+	if err := w.recipe(); err != nil {
+		t.Fatal(err)
+	}
+	whole := stretch{text: p.Text, marks: w.marks, end: len(p.Text)}
+	if err := whole.encode(w); err != nil {
+		t.Fatal(err)
+	}
+	parts := whole.cut()
+	if len(parts) < 3 {
+		t.Fatalf("%d parts", len(parts))
+	}
+	var tokens []int32
+	var images []ImageSpan
+	for i := range parts {
+		if err := parts[i].encode(w); err != nil {
+			t.Fatal(err)
+		}
+		for _, span := range parts[i].images {
+			span.Start += len(tokens)
+			images = append(images, span)
+		}
+		tokens = append(tokens, parts[i].tokens...)
+	}
+	for name, got := range map[string]struct {
+		tokens []int32
+		images []ImageSpan
+	}{"parts": {tokens, images}, "Encode": {p.Tokens, p.Images}} {
+		if !reflect.DeepEqual(got.tokens, whole.tokens) || !reflect.DeepEqual(got.images, whole.images) {
+			t.Errorf("%s: the result differs from the whole", name)
+		}
+	}
+	conv.Images[20].Width = 9000
+	if _, err := e.Encode(&conv, Options{}); err == nil {
+		t.Error("an image too large in the middle is accepted")
+	}
+}
+
 func TestEncoderIsSafeForConcurrentUse(t *testing.T) {
 	e, err := New(V41Recipe, tokenizerOf(t, "v4.1/recipe"))
 	if err != nil {

@@ -2,7 +2,9 @@ package encoding
 
 import (
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 
 	"github.com/deepinfer-go/deepinfer/recipe/conversation"
 	"github.com/deepinfer-go/deepinfer/recipe/image"
@@ -106,49 +108,117 @@ func (w *writer) parts(parts []conversation.Part) {
 	}
 }
 
+// Prompts from parallelBytes of text on are tokenised by several goroutines, in stretches of about stretchBytes.
+const (
+	parallelBytes = 1 << 18
+	stretchBytes  = 1 << 16
+)
+
 // prompt tokenises what was written.
 func (w *writer) prompt() (*Prompt, error) {
 	p := &Prompt{Text: string(w.text)}
-	tok := w.e.tok
-	if w.opts.MatchAdded {
-		p.Tokens = tok.EncodeSpecial(p.Text)
-	} else {
-		p.Tokens = make([]int32, 0, len(w.text)/3+len(w.marks))
-	}
-	pos := 0
 	for _, m := range w.marks {
 		if m.ids == nil {
 			p.SpecialRanges = append(p.SpecialRanges, [2]int{m.start, m.end})
 		}
-		if w.opts.MatchAdded {
-			continue
+	}
+	if w.opts.MatchAdded {
+		p.Tokens = w.e.tok.EncodeSpecial(p.Text)
+		return p, nil
+	}
+	whole := stretch{text: p.Text, marks: w.marks, end: len(p.Text)}
+	if len(p.Text) < parallelBytes || runtime.GOMAXPROCS(0) == 1 {
+		err := whole.encode(w)
+		p.Tokens, p.Images = whole.tokens, whole.images
+		return p, err
+	}
+	parts := whole.cut()
+	next := make(chan *stretch, len(parts))
+	for i := range parts {
+		next <- &parts[i]
+	}
+	close(next)
+	var wg sync.WaitGroup
+	for range min(runtime.GOMAXPROCS(0), len(parts)) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for part := range next {
+				part.err = part.encode(w)
+			}
+		}()
+	}
+	wg.Wait()
+	total := 0
+	for i := range parts {
+		if parts[i].err != nil {
+			return nil, parts[i].err
 		}
-		p.Tokens = tok.AppendEncode(p.Tokens, p.Text[pos:m.start])
+		total += len(parts[i].tokens)
+	}
+	p.Tokens = make([]int32, 0, total)
+	for i := range parts {
+		for _, span := range parts[i].images {
+			span.Start += len(p.Tokens)
+			p.Images = append(p.Images, span)
+		}
+		p.Tokens = append(p.Tokens, parts[i].tokens...)
+	}
+	return p, nil
+}
+
+// stretch is a part of a prompt that begins at its start or after a mark, and what it encodes to.
+type stretch struct {
+	text       string // of the whole prompt
+	marks      []mark
+	start, end int
+
+	tokens []int32
+	images []ImageSpan
+	err    error
+}
+
+// cut splits s after marks: what a mark covers belongs to no piece of the text around it.
+func (s *stretch) cut() []stretch {
+	var out []stretch
+	first, start := 0, s.start
+	for i, m := range s.marks {
+		if m.end-start >= stretchBytes {
+			out = append(out, stretch{text: s.text, marks: s.marks[first : i+1], start: start, end: m.end})
+			first, start = i+1, m.end
+		}
+	}
+	return append(out, stretch{text: s.text, marks: s.marks[first:], start: start, end: s.end})
+}
+
+func (s *stretch) encode(w *writer) error {
+	tok, pos := w.e.tok, s.start
+	s.tokens = make([]int32, 0, (s.end-s.start)/3+len(s.marks))
+	for _, m := range s.marks {
+		s.tokens = tok.AppendEncode(s.tokens, s.text[pos:m.start])
 		pos = m.end
 		switch {
 		case m.ids != nil:
-			p.Tokens = append(p.Tokens, m.ids...)
+			s.tokens = append(s.tokens, m.ids...)
 		case m.image < 0:
-			p.Tokens = append(p.Tokens, m.id)
+			s.tokens = append(s.tokens, m.id)
 		default:
-			span := ImageSpan{Image: m.image, Start: len(p.Tokens), Tokens: 1}
+			span := ImageSpan{Image: m.image, Start: len(s.tokens), Tokens: 1}
 			if img := &w.conv.Images[m.image]; img.Width > 0 || img.Height > 0 {
 				plan, err := image.Fit(img.Width, img.Height, img.Detail)
 				if err != nil {
-					return nil, err
+					return err
 				}
 				span.Plan, span.Tokens = plan, plan.Tokens()
 			}
 			for range span.Tokens {
-				p.Tokens = append(p.Tokens, m.id)
+				s.tokens = append(s.tokens, m.id)
 			}
-			p.Images = append(p.Images, span)
+			s.images = append(s.images, span)
 		}
 	}
-	if !w.opts.MatchAdded {
-		p.Tokens = tok.AppendEncode(p.Tokens, p.Text[pos:])
-	}
-	return p, nil
+	s.tokens = tok.AppendEncode(s.tokens, s.text[pos:s.end])
+	return nil
 }
 
 // parsing is where the output parser starts, by what was written.
