@@ -54,14 +54,14 @@ di_rc combine(di_device *dev, di_queue *, const di_combine_args *args, di_fail *
       inv[order[i]] = int32_t(i);
     }
     each(dev, t, k * h, [&](int64_t i, Arena &s) {
-      float *acc = s.get<float>(h);
+      real *acc = s.get<real>(h);
       int32_t *slot = s.get<int32_t>(k);
       const int32_t *ids = row<int32_t>(a.ids, i);
       auto add = [&](const uint16_t *v) {
-        for (int64_t q = 0; q < h; q++) acc[q] += wide(v[q]);
+        for (int64_t q = 0; q < h; q++) acc[q] += real(wide(v[q]));
       };
       if (a.mode == DI_COMBINE_SLOT && present(a.shared)) widen(acc, row<uint16_t>(a.shared, i), h);
-      else std::fill(acc, acc + h, 0.0f);
+      else std::fill(acc, acc + h, real(0));
       for (int64_t q = 0; q < k; q++) slot[q] = int32_t(q);
       if (a.mode == DI_COMBINE_EXPERT)  // by ascending expert id, stable
         for (int64_t q = 1; q < k; q++)
@@ -109,4 +109,4 @@ di_rc all_reduce(di_device *dev, di_queue *, const di_collective_args *args, di_
 
 }  // namespace
 
-const di_alltoall_fns alltoall_fns = {sizeof(di_alltoall_fns), 0, dispatch, combine, gather_rows, all_gather, all_reduce};
+const di_alltoall_fns SUMS(alltoall_fns) = {sizeof(di_alltoall_fns), 0, dispatch, combine, gather_rows, all_gather, all_reduce};

@@ -64,17 +64,21 @@ int64_t speeds(const di_tensor &freq, int64_t d) {
 }
 
 // Rotates the last 2*n values at a position and rounds them to BF16.
-void rotate_tail(float *x, int64_t d, int64_t pos, const di_tensor &freq, Arena &s) {
+void rotate_tail(real *x, int64_t d, int64_t pos, const di_tensor &freq, Arena &s) {
   int64_t n = freq.dim[0];
-  float *cs = s.get<float>(n), *sn = s.get<float>(n), *tail = x + d - 2 * n;
+  float *cs = s.get<float>(n), *sn = s.get<float>(n);
+  real *tail = x + d - 2 * n;
   cos_sin(cs, sn, pos, static_cast<const float *>(freq.data), n);
   rotate(tail, cs, sn, n, false);
   for (int64_t i = 0; i < 2 * n; i++) tail[i] = round_bf16(tail[i]);
 }
 
-void store(const di_batch &b, const di_region &g, int64_t seq, int64_t j, const float *x) {
+// x holds BF16 values.
+void store(const di_batch &b, const di_region &g, int64_t seq, int64_t j, const real *x, Arena &s) {
   Record r = entry(b, g, seq, j);
-  encode_record(g.format, g.dim, g.rope, r.val, r.scale, x);
+  float *v = s.get<float>(g.dim);
+  for (int32_t i = 0; i < g.dim; i++) v[i] = float(x[i]);
+  encode_record(g.format, g.dim, g.rope, r.val, r.scale, v);
 }
 
 di_rc kv_store(di_device *dev, di_queue *, const di_kv_store_args *args, di_fail *f) {
@@ -112,13 +116,13 @@ di_rc compress(di_device *dev, di_queue *, const di_compress_args *args, di_fail
     if (r == 1) {
       shape("k", a.k, DI_BF16, {t, d});
     } else {
-      shape("k", a.k, DI_F32, {t, w});
-      shape("s", a.s, DI_F32, {t, w});
+      shape("k", a.k, kAcc, {t, w});
+      shape("s", a.s, kAcc, {t, w});
       if (present(a.ape)) flat("ape", a.ape, DI_F32, r * w);
       const di_region &g = a.tail;
       int64_t n = units(dev, "tail", g);
-      if (g.row_bytes != 2 * w * 4) refuse("tail has rows of %d bytes, must have %lld floats", g.row_bytes, (long long)(2 * w));
-      if ((uintptr_t(g.base) | uint64_t(g.unit_stride) | uint64_t(g.offset)) % 4) refuse("tail rows are not aligned to floats");
+      if (g.row_bytes != 2 * w * int64_t(sizeof(real))) refuse("tail has rows of %d bytes, must have %lld numbers", g.row_bytes, (long long)(2 * w));
+      if ((uintptr_t(g.base) | uint64_t(g.unit_stride) | uint64_t(g.offset)) % sizeof(real)) refuse("tail rows are not aligned to their numbers");
       if (g.rows < c * r - 1) refuse("tail keeps %d rows, a group reaches back over %lld", g.rows, (long long)(c * r - 1));
       slots(b, "tail", n);
     }
@@ -130,20 +134,20 @@ di_rc compress(di_device *dev, di_queue *, const di_compress_args *args, di_fail
       table(b, a.cache, n);
     }
     if (t == 0) return;
-    float *scores = nullptr;  // [t,w], ape added
+    real *scores = nullptr;  // [t,w], ape added
     if (r > 1) {
-      scores = dev->arena.get<float>(t * w);
+      scores = dev->arena.get<real>(t * w);
       parallel(dev, t, w, [&](int64_t lo, int64_t hi, Arena &) {
         for (int64_t i = lo; i < hi; i++) {
-          std::memcpy(scores + i * w, row<float>(a.s, i), size_t(w) * 4);
+          std::memcpy(scores + i * w, row<real>(a.s, i), size_t(w) * sizeof(real));
           if (!present(a.ape)) continue;
           const float *e = static_cast<const float *>(a.ape.data) + b.pos[i] % r * w;
-          for (int64_t q = 0; q < w; q++) scores[i * w + q] += e[q];
+          for (int64_t q = 0; q < w; q++) scores[i * w + q] += real(e[q]);
         }
       });
     }
     auto tail = [&](int64_t slot, int64_t pos) {
-      return reinterpret_cast<float *>(static_cast<char *>(a.tail.base) + slot * a.tail.unit_stride + a.tail.offset + pos % a.tail.rows * a.tail.row_bytes);
+      return reinterpret_cast<real *>(static_cast<char *>(a.tail.base) + slot * a.tail.unit_stride + a.tail.offset + pos % a.tail.rows * a.tail.row_bytes);
     };
     each(dev, t, 4 * d * (r == 1 ? 4 : r * c), [&](int64_t i, Arena &s) {
       int64_t pos = b.pos[i], seq = b.seq[i];
@@ -152,16 +156,16 @@ di_rc compress(di_device *dev, di_queue *, const di_compress_args *args, di_fail
         std::memset(lat, 0, size_t(d) * 2);
         return;
       }
-      float *x = s.get<float>(d);
+      real *x = s.get<real>(d);
       if (r == 1) {
         widen(x, row<uint16_t>(a.k, i), d);
       } else {
         const int64_t first = b.seq_first[seq], p0 = b.pos[first], back = std::min(c * r, pos + 1);
-        float *m = s.get<float>(d), *den = s.get<float>(d);
+        real *m = s.get<real>(d), *den = s.get<real>(d);
         // Channels of k (and, by shift, of s) with which position p takes part: of its row in this step or of the tail.
-        auto item = [&](int64_t p, const float **k, const float **sc) {
+        auto item = [&](int64_t p, const real **k, const real **sc) {
           if (p >= p0) {
-            *k = row<float>(a.k, first + p - p0);
+            *k = row<real>(a.k, first + p - p0);
             *sc = scores + (first + p - p0) * w;
           } else {
             *k = tail(b.seq_slot[seq], p);
@@ -169,8 +173,8 @@ di_rc compress(di_device *dev, di_queue *, const di_compress_args *args, di_fail
           }
           if (a.overlap && p > pos - r) *k += d, *sc += d;  // this group: second half
         };
-        const float *k, *sc;
-        for (int64_t q = 0; q < d; q++) m[q] = -kInf, den[q] = 0, x[q] = 0;
+        const real *k, *sc;
+        for (int64_t q = 0; q < d; q++) m[q] = -real(kInf), den[q] = 0, x[q] = 0;
         for (int64_t p = pos - back + 1; p <= pos; p++) {
           item(p, &k, &sc);
           for (int64_t q = 0; q < d; q++) m[q] = sc[q] > m[q] || sc[q] != sc[q] ? sc[q] : m[q];
@@ -185,19 +189,19 @@ di_rc compress(di_device *dev, di_queue *, const di_compress_args *args, di_fail
         }
         for (int64_t q = 0; q < d; q++) x[q] = round_bf16(x[q]);
       }
-      rms(x, x, static_cast<const float *>(a.norm.data), d, float(a.eps));
+      rms(x, x, static_cast<const float *>(a.norm.data), d, real(a.eps));
       narrow(lat, x, d);
       if (!cached || pos < b.seq_write[seq]) return;
       widen(x, lat, d);
       rotate_tail(x, d, pos + 1 - r, a.freq, s);
-      store(b, a.cache, seq, (pos + 1) / r - 1, x);
+      store(b, a.cache, seq, (pos + 1) / r - 1, x, s);
     });
     for (int32_t q = 0; r > 1 && q < b.seqs; q++) {
       int64_t first = b.seq_first[q], end = first + b.seq_rows[q];
       for (int64_t i = std::max(first, end - a.tail.rows); i < end; i++) {
-        float *to = tail(b.seq_slot[q], b.pos[i]);
-        std::memcpy(to, row<float>(a.k, i), size_t(w) * 4);
-        std::memcpy(to + w, scores + i * w, size_t(w) * 4);
+        real *to = tail(b.seq_slot[q], b.pos[i]);
+        std::memcpy(to, row<real>(a.k, i), size_t(w) * sizeof(real));
+        std::memcpy(to + w, scores + i * w, size_t(w) * sizeof(real));
       }
     }
   });
@@ -217,24 +221,24 @@ di_rc index_key(di_device *dev, di_queue *, const di_index_key_args *args, di_fa
     each(dev, t, 32 * d, [&](int64_t i, Arena &s) {
       int64_t pos = b.pos[i], seq = b.seq[i];
       if ((pos + 1) % r || pos < b.seq_write[seq]) return;
-      float *x = s.get<float>(d);
+      real *x = s.get<real>(d);
       widen(x, row<uint16_t>(a.k, i), d);
       rotate_tail(x, d, pos + 1 - r, a.freq, s);
       if (a.hadamard) {
         hadamard(x, d);
         for (int64_t q = 0; q < d; q++) x[q] = round_bf16(x[q]);
       }
-      store(b, a.cache, seq, (pos + 1) / r - 1, x);
+      store(b, a.cache, seq, (pos + 1) / r - 1, x, s);
     });
   });
 }
 
 // Writes the indices (or ids) of the n_out highest values in ascending order, then -1. Among equal values the lower index wins; -0 equals 0.
-void top_ascending(Arena &s, int32_t *out, int64_t n_out, const float *v, int64_t n, const int32_t *ids) {
+void top_ascending(Arena &s, int32_t *out, int64_t n_out, const real *v, int64_t n, const int32_t *ids) {
   int64_t k = std::min(n_out, n), ties = k, have = 0;
-  float thr = 0;
+  real thr = 0;
   if (k > 0 && k < n) {
-    float *tmp = s.get<float>(n);
+    real *tmp = s.get<real>(n);
     std::copy(v, v + n, tmp);
     thr = kth(tmp, n, k);
     for (int64_t i = 0; i < n; i++) ties -= v[i] > thr;
@@ -251,19 +255,19 @@ void top_ascending(Arena &s, int32_t *out, int64_t n_out, const float *v, int64_
 }
 
 // The selection, and the candidate blocks, of one row from the scores of its n visible entries.
-void pick(const di_index_select_args &a, int64_t r, float *score, int64_t n, Arena &s) {
+void pick(const di_index_select_args &a, int64_t r, real *score, int64_t n, Arena &s) {
   int64_t bs = a.cand_block;
   for (int64_t i = 0; i < n; i++) score[i] = lowest(score[i]);
   if (present(a.cand_out)) {
     int64_t nb = n > 0 ? (n + bs - 1) / bs : 0;
-    float *best = s.get<float>(nb);
+    real *best = s.get<real>(nb);
     for (int64_t q = 0; q < nb; q++) {
-      float m = -kInf;
+      real m = -real(kInf);
       for (int64_t i = q * bs; i < std::min(q * bs + bs, n); i++) m = score[i] > m ? score[i] : m;
-      if (a.mode == DI_SCORE_BF16 && m > wide(0x7f7f)) m = wide(0x7f7f);
+      if (a.mode == DI_SCORE_BF16 && m > real(wide(0x7f7f))) m = real(wide(0x7f7f));
       best[q] = m;
     }
-    if (nb > 0) best[nb - 1] = kInf;
+    if (nb > 0) best[nb - 1] = real(kInf);
     top_ascending(s, row<int32_t>(a.cand_out, r), a.cand_out.dim[1], best, nb, nullptr);
   }
   int32_t *sel = row<int32_t>(a.sel, r);
@@ -272,7 +276,7 @@ void pick(const di_index_select_args &a, int64_t r, float *score, int64_t n, Are
     return;
   }
   int32_t *ids = s.get<int32_t>(n);
-  float *vals = s.get<float>(n);
+  real *vals = s.get<real>(n);
   int64_t m = 0;
   const int32_t *in = row<int32_t>(a.cand_in, r);
   for (int64_t q = 0; q < a.cand_in.dim[1] && in[q] >= 0; q++)
@@ -282,7 +286,7 @@ void pick(const di_index_select_args &a, int64_t r, float *score, int64_t n, Are
 
 constexpr int64_t kSelectRows = 8;      // rows of a sequence that share one pass over the decoded keys
 constexpr int64_t kSelectKeys = 1024;   // keys of one unit of work
-constexpr int64_t kScoreFloats = int64_t(1) << 24;  // scores held at a time
+constexpr int64_t kScores = int64_t(1) << 24;  // scores held at a time
 
 di_rc index_select(di_device *dev, di_queue *, const di_index_select_args *args, di_fail *f) {
   return device_op(dev, f, [&] {
@@ -303,7 +307,7 @@ di_rc index_select(di_device *dev, di_queue *, const di_index_select_args *args,
     table(b, a.cache, n_units);
     auto visible = [&](int64_t r) { return (int64_t(b.pos[r]) + 1) / ratio; };
     const bool always = present(a.cand_in) || present(a.cand_out);
-    const Kernels &kn = dev->kernels;
+    const Kernels &kn = *dev->SUMS(kernels);
     for (int64_t r0 = 0; r0 < t;) {
       if (!always && visible(r0) <= topk) {  // the answer is every visible entry
         int32_t *sel = row<int32_t>(a.sel, r0);
@@ -320,19 +324,19 @@ di_rc index_select(di_device *dev, di_queue *, const di_index_select_args *args,
         int64_t e = r1 + 1;
         while (e < t && e - r1 < kSelectRows && b.seq[e] == b.seq[r1]) e++;
         int64_t n = visible(e - 1);
-        if (ng > 0 && total + (e - r1) * n > kScoreFloats) break;
+        if (ng > 0 && total + (e - r1) * n > kScores) break;
         groups[ng++] = {r1, e, n, total, n_units_work};
         total += (e - r1) * n;
         n_units_work += (n + kSelectKeys - 1) / kSelectKeys;
         r1 = e;
       }
-      float *score = dev->arena.get<float>(total), *qf = dev->arena.get<float>((r1 - r0) * h * d), *wf = dev->arena.get<float>((r1 - r0) * h);
+      real *score = dev->arena.get<real>(total), *qf = dev->arena.get<real>((r1 - r0) * h * d), *wf = dev->arena.get<real>((r1 - r0) * h);
       parallel(dev, r1 - r0, h * d, [&](int64_t lo, int64_t hi, Arena &) {
         for (int64_t r = lo; r < hi; r++) {
           widen(qf + r * h * d, row<uint16_t>(a.q, r0 + r), h * d);
           widen(wf + r * h, row<uint16_t>(a.w, r0 + r), h);
           if (a.mode == DI_SCORE_F32)
-            for (int64_t i = 0; i < h; i++) wf[r * h + i] *= float(a.scale);
+            for (int64_t i = 0; i < h; i++) wf[r * h + i] *= real(a.scale);
         }
       });
       each(dev, n_units_work, std::min(kSelectKeys, groups[0].n) * h * d * (groups[0].r1 - groups[0].r0), [&](int64_t u, Arena &s) {
@@ -343,7 +347,8 @@ di_rc index_select(di_device *dev, di_queue *, const di_index_select_args *args,
           else hi = mid;
         }
         const Group &g = groups[gi];
-        float *key = s.get<float>(d), *tile = s.get<float>(kTile * d), *out = s.get<float>(h * kTile);
+        float *key = s.get<float>(d), *tile = s.get<float>(kTile * d);
+        real *out = s.get<real>(h * kTile);
         int64_t e0 = (u - g.unit) * kSelectKeys, e1 = std::min(g.n, e0 + kSelectKeys);
         for (int64_t e = e0; e < e1; e += kTile) {
           int64_t m = std::min(kTile, e1 - e);
@@ -356,25 +361,25 @@ di_rc index_select(di_device *dev, di_queue *, const di_index_select_args *args,
           for (int64_t r = g.r0; r < g.r1; r++) {
             if (visible(r) <= e) continue;
             kn.tile_f32(qf + (r - r0) * h * d, d, h, tile, d, out, kTile);
-            const float *w = wf + (r - r0) * h;
-            float *to = score + g.at + (r - g.r0) * g.n + e;
-            float sum[4][kTile] = {};
+            const real *w = wf + (r - r0) * h;
+            real *to = score + g.at + (r - g.r0) * g.n + e;
+            real sum[4][kTile] = {};
             if (a.mode == DI_SCORE_F32) {
               for (int64_t i = 0; i < h; i++)
                 for (int64_t j = 0; j < kTile; j++) {
-                  float v = out[i * kTile + j];
-                  sum[0][j] += w[i] * (v < 0 ? 0.0f : v);
+                  real v = out[i * kTile + j];
+                  sum[0][j] += w[i] * (v < 0 ? real(0.0) : v);
                 }
             } else {
               for (int64_t i = 0; i < h; i++)
                 for (int64_t j = 0; j < kTile; j++) {
-                  float v = out[i * kTile + j];
-                  v = round_bf16(v < 0 ? 0.0f : v);
+                  real v = out[i * kTile + j];
+                  v = round_bf16(v < 0 ? real(0.0) : v);
                   sum[i & 3][j] = round_bf16(float(double(w[i]) * double(v) + double(sum[i & 3][j])));  // the product is exact in double
                 }
               for (int64_t j = 0; j < kTile; j++) sum[0][j] = round_bf16(round_bf16(sum[0][j] + sum[2][j]) + round_bf16(sum[1][j] + sum[3][j]));
             }
-            std::memcpy(to, sum[0], size_t(m) * 4);
+            std::memcpy(to, sum[0], size_t(m) * sizeof(real));
           }
         }
       });
@@ -391,7 +396,7 @@ di_rc index_select(di_device *dev, di_queue *, const di_index_select_args *args,
   });
 }
 
-constexpr int64_t kKeyFloats = int64_t(1) << 22;  // decoded keys held at a time, each twice
+constexpr int64_t kKeyValues = int64_t(1) << 22;  // decoded keys held at a time, each twice
 
 di_rc attention(di_device *dev, const di_attend_args *args, bool block, di_fail *f) {
   return device_op(dev, f, [&] {
@@ -444,16 +449,16 @@ di_rc attention(di_device *dev, const di_attend_args *args, bool block, di_fail 
       }
       rows[r] = {from, to - from + 1, to - from + 1 + n, n, 0, 0};
     }
-    const Kernels &kn = dev->kernels;
+    const Kernels &kn = *dev->SUMS(kernels);
     const int64_t split = record_split(a.ring.format, d, a.ring.rope);
-    const float scale = float(a.scale);
+    const real scale = real(a.scale);
     // Few rows: spread the heads. The split changes who works, never an order of sums.
     const int64_t splits = std::min(h, std::max<int64_t>(1, 4 * dev->pool.size() / t));
     for (int64_t r0 = 0; r0 < t;) {
       int64_t r1 = r0, tiles = 0, most = 0;
       while (r1 < t) {
         int64_t m = (rows[r1].n + kTile - 1) / kTile;
-        if (r1 > r0 && (tiles + m) * kTile * d > kKeyFloats) break;
+        if (r1 > r0 && (tiles + m) * kTile * d > kKeyValues) break;
         rows[r1].tile = tiles;
         tiles += m;
         most = std::max(most, rows[r1].n);
@@ -490,13 +495,14 @@ di_rc attention(di_device *dev, const di_attend_args *args, bool block, di_fail 
         int64_t r = r0 + item / splits, part = item % splits, h0 = part * h / splits, h1 = (part + 1) * h / splits, hn = h1 - h0;
         const Row &w = rows[r];
         int64_t n = w.n, nt = (n + kTile - 1) / kTile, ldp = nt * kTile;
-        float *q = s.get<float>(hn * d), *p = s.get<float>(hn * ldp), *acc = s.get<float>(d), *cs = s.get<float>(nf), *sn = s.get<float>(nf);
+        real *q = s.get<real>(hn * d), *p = s.get<real>(hn * ldp), *acc = s.get<real>(d);
+        float *cs = s.get<float>(nf), *sn = s.get<float>(nf);
         cos_sin(cs, sn, b.pos[r], static_cast<const float *>(a.freq.data), nf);
         widen(q, row<uint16_t>(a.q, r) + h0 * d, hn * d);
         for (int64_t u = 0; u < nt; u++) kn.tile_f32(q, d, hn, turned + (w.tile + u) * kTile * d, d, p + u * kTile, ldp);
         uint16_t *out = row<uint16_t>(a.out, r);
         for (int64_t i = 0; i < hn; i++) {
-          float *ph = p + i * ldp, m = -kInf, den = 0;
+          real *ph = p + i * ldp, m = -real(kInf), den = 0;
           for (int64_t j = 0; j < n; j++) {
             ph[j] *= scale;
             if (ph[j] > m || ph[j] != ph[j]) m = ph[j];
@@ -504,10 +510,10 @@ di_rc attention(di_device *dev, const di_attend_args *args, bool block, di_fail 
           kn.exps(ph, ph, m, n);
           for (int64_t j = 0; j < n; j++) den += ph[j];
           for (int64_t j = 0; j < n; j++) ph[j] = round_bf16(ph[j]);
-          den += exp_f(static_cast<const float *>(a.sink.data)[h0 + i] - m);
+          den += exp_f(real(static_cast<const float *>(a.sink.data)[h0 + i]) - m);
           kn.weighted(acc, ph, keys + w.tile * kTile * d, n, d);
           for (int64_t j = 0; j < d; j++) acc[j] /= den;
-          float *tail = acc + d - 2 * nf;
+          real *tail = acc + d - 2 * nf;
           if (a.out_mode == DI_ATTEND_BF16) {
             for (int64_t j = 0; j < d; j++) acc[j] = round_bf16(acc[j]);
             rotate(tail, cs, sn, nf, true);
@@ -529,4 +535,4 @@ di_rc attend_block(di_device *dev, di_queue *, const di_attend_args *args, di_fa
 
 }  // namespace
 
-const di_attention_fns attention_fns = {sizeof(di_attention_fns), 0, kv_store, compress, index_key, index_select, attend, attend_block};
+const di_attention_fns SUMS(attention_fns) = {sizeof(di_attention_fns), 0, kv_store, compress, index_key, index_select, attend, attend_block};

@@ -6,6 +6,17 @@
 
 #include "device.h"
 
+#undef vector_ops
+namespace di {
+const di_vector_fns &vector_ops_f32();
+const di_vector_fns &vector_ops_f64();
+}  // namespace di
+#undef Kernels
+#undef kernels_generic
+#undef kernels_avx2
+extern const Kernels_f32 kernels_generic_f32, kernels_avx2_f32;
+extern const Kernels_f64 kernels_generic_f64, kernels_avx2_f64;
+
 using namespace di;
 
 static const char kName[] = "cpu", kVersion[] = "0.1.0";
@@ -137,23 +148,31 @@ static bool usable() {
 #endif
 }
 
-static const Kernels *variant(const std::string &name) {
+static const Variant kGeneric = {"generic", &kernels_generic_f32, &kernels_generic_f64};
+#if defined(__x86_64__)
+static const Variant kAVX2 = {"avx2", &kernels_avx2_f32, &kernels_avx2_f64};
+#endif
+
+static const Variant *variant(const std::string &name) {
 #if defined(__x86_64__)
   bool avx2 = __builtin_cpu_supports("avx2");
-  if (name == "avx2") return avx2 ? &kernels_avx2 : nullptr;
-  if (name == "auto") return avx2 ? &kernels_avx2 : &kernels_generic;
+  if (name == "avx2") return avx2 ? &kAVX2 : nullptr;
+  if (name == "auto") return avx2 ? &kAVX2 : &kGeneric;
 #else
-  if (name == "auto") return &kernels_generic;
+  if (name == "auto") return &kGeneric;
 #endif
-  return name == "generic" ? &kernels_generic : nullptr;
+  return name == "generic" ? &kGeneric : nullptr;
 }
 
-// The configuration is a flat JSON object of strings. Returns the variant.
-static std::string read_config(const char *p, uint64_t n) {
-  std::string s(p ? p : "", p ? n : 0), cpu = "auto";
+struct Config { std::string cpu = "auto", accumulate = "float32"; };
+
+// The configuration is a flat JSON object of strings.
+static Config read_config(const char *p, uint64_t n) {
+  std::string s(p ? p : "", p ? n : 0);
+  Config c;
   size_t i = 0;
   auto space = [&] { while (i < s.size() && (s[i] == ' ' || s[i] == '\t' || s[i] == '\n' || s[i] == '\r')) i++; };
-  auto bad = [&](const char *what) { refuse("config \"%.100s\": %s at byte %zu; it is a JSON object with the key cpu: \"auto\", \"generic\" or \"avx2\"", s.c_str(), what, i); };
+  auto bad = [&](const char *what) { refuse("config \"%.100s\": %s at byte %zu; it is a JSON object with the keys cpu (\"auto\", \"generic\", \"avx2\") and accumulate (\"float64\", \"float32\")", s.c_str(), what, i); };
   auto text = [&] {
     if (i >= s.size() || s[i] != '"') bad("a string was expected");
     size_t e = s.find('"', ++i);
@@ -163,7 +182,7 @@ static std::string read_config(const char *p, uint64_t n) {
     return t;
   };
   space();
-  if (i == s.size()) return cpu;
+  if (i == s.size()) return c;
   if (s.compare(i, 4, "null") == 0) {
     i += 4;
   } else {
@@ -174,8 +193,9 @@ static std::string read_config(const char *p, uint64_t n) {
       space();
       if (i >= s.size() || s[i++] != ':') bad("':' was expected");
       space();
-      if (key != "cpu") bad(("unknown key " + key).c_str());
-      cpu = text();
+      if (key == "cpu") c.cpu = text();
+      else if (key == "accumulate") c.accumulate = text();
+      else bad(("unknown key " + key).c_str());
       space();
       if (i < s.size() && s[i] == ',') {
         i++;
@@ -190,7 +210,8 @@ static std::string read_config(const char *p, uint64_t n) {
   }
   space();
   if (i != s.size()) bad("text after the object");
-  return cpu;
+  if (c.accumulate != "float64" && c.accumulate != "float32") refuse("config accumulate is \"%.40s\", must be \"float64\" or \"float32\"", c.accumulate.c_str());
+  return c;
 }
 
 static di_rc device_count(uint32_t *n, di_fail *f) {
@@ -208,8 +229,8 @@ static di_rc device_info(uint32_t index, di_device_info *out, di_fail *f) {
     di_device_info d;
     std::memset(&d, 0, sizeof d);
     d.size = out->size;
-    d.caps = DI_CAP_BATCH_INVARIANT | DI_CAP_HOST_MEMORY;
-    const Kernels *k = variant("auto");
+    d.caps = DI_CAP_BATCH_INVARIANT | DI_CAP_HOST_MEMORY | DI_CAP_F64;
+    const Variant *k = variant("auto");
     std::snprintf(d.name, sizeof d.name, "cpu %s", k->name);
     d.memory_bytes = physical();
     d.memory_free = uint64_t(sysconf(_SC_AVPHYS_PAGES)) * uint64_t(sysconf(_SC_PAGESIZE));
@@ -221,7 +242,7 @@ static di_rc device_info(uint32_t index, di_device_info *out, di_fail *f) {
       std::fclose(m);
     }
     d.cores = usable_cpus();
-    std::snprintf(d.features, sizeof d.features, "kernels=%s accumulate=float32 packed_bytes=%lld", k->name, (long long)packed_bytes.load());
+    std::snprintf(d.features, sizeof d.features, "kernels=%s accumulate=float64,float32 packed_bytes=%lld", k->name, (long long)packed_bytes.load());
     std::memcpy(static_cast<void *>(out), &d, out->size < sizeof d ? out->size : sizeof d);
   });
 }
@@ -234,11 +255,11 @@ static di_rc device_open(uint32_t index, const di_open_args *args, di_device **o
     di_open_args a{};
     if (args) a = known(args, "args");
     if (a.threads > 1024) refuse("%u threads, must be 0 (all processors) to 1024", a.threads);
-    std::string cpu = read_config(a.config.ptr, a.config.len);
-    const Kernels *k = variant(cpu);
-    if (!k) refuse("config cpu is \"%.40s\": this machine has \"auto\", \"generic\"%s", cpu.c_str(), variant("avx2") ? " and \"avx2\"" : "");
+    Config c = read_config(a.config.ptr, a.config.len);
+    const Variant *k = variant(c.cpu);
+    if (!k) refuse("config cpu is \"%.40s\": this machine has \"auto\", \"generic\"%s", c.cpu.c_str(), variant("avx2") ? " and \"avx2\"" : "");
     unsigned threads = a.threads ? a.threads : usable_cpus();
-    *out = new di_device(threads, *k);
+    *out = new di_device(threads, *k, c.accumulate == "float64");
   });
 }
 
@@ -249,38 +270,54 @@ static di_rc device_close(di_device *d, di_fail *f) {
   });
 }
 
-// ---- vector ----------------------------------------------------------------------------------------------------
+// ---- families: each entry goes to the version that the device was opened for -------------------------------------
 
 template <class Args>
 using Fn = di_rc (*)(di_device *, di_queue *, const Args *, di_fail *);
 
-// entry<&di_vector_fns::add>: the portable op under the device's lock.
 template <auto Member>
-struct Locked;
+struct Choose;
+#define CHOOSE(TABLE, F32, F64)                                                                    \
+  template <class Args, Fn<Args> TABLE::*Member>                                                   \
+  struct Choose<Member> {                                                                          \
+    static di_rc run(di_device *d, di_queue *q, const Args *a, di_fail *f) {                       \
+      if (!d) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "device is NULL");   \
+      return d->f64 ? (F64.*Member)(d, q, a, f) : (F32.*Member)(d, q, a, f);                       \
+    }                                                                                              \
+  };
+CHOOSE(di_gemm_fns, gemm_fns_f32, gemm_fns_f64)
+CHOOSE(di_attention_fns, attention_fns_f32, attention_fns_f64)
+CHOOSE(di_alltoall_fns, alltoall_fns_f32, alltoall_fns_f64)
+
+// The portable ops take no lock of their own.
 template <class Args, Fn<Args> di_vector_fns::*Member>
-struct Locked<Member> {
+struct Choose<Member> {
   static di_rc run(di_device *d, di_queue *q, const Args *a, di_fail *f) {
     if (!d) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "device is NULL");
     std::lock_guard<std::mutex> lock(d->op);
     d->arena.reset();
-    return (vector_ops().*Member)(d, q, a, f);
+    return ((d->f64 ? vector_ops_f64() : vector_ops_f32()).*Member)(d, q, a, f);
   }
 };
 
-static di_vector_fns locked_vector_fns() {
+static const di_gemm_fns gemm_fns = {sizeof(di_gemm_fns), 0, prepare_weight, release_weight,
+  Choose<&di_gemm_fns::gemm>::run, Choose<&di_gemm_fns::gemm_grouped>::run, Choose<&di_gemm_fns::head>::run};
+static const di_attention_fns attention_fns = {sizeof(di_attention_fns), 0, Choose<&di_attention_fns::kv_store>::run, Choose<&di_attention_fns::compress>::run,
+  Choose<&di_attention_fns::index_key>::run, Choose<&di_attention_fns::index_select>::run, Choose<&di_attention_fns::attend>::run, Choose<&di_attention_fns::attend_block>::run};
+static const di_alltoall_fns alltoall_fns = {sizeof(di_alltoall_fns), 0, Choose<&di_alltoall_fns::dispatch>::run, Choose<&di_alltoall_fns::combine>::run,
+  Choose<&di_alltoall_fns::gather_rows>::run, Choose<&di_alltoall_fns::all_gather>::run, Choose<&di_alltoall_fns::all_reduce>::run};
+
+static di_vector_fns make_vector_fns() {
   di_vector_fns t{};
   t.size = sizeof t;
-#define SET(NAME) t.NAME = Locked<&di_vector_fns::NAME>::run
+#define SET(NAME) t.NAME = Choose<&di_vector_fns::NAME>::run
   SET(embed); SET(rms_norm); SET(rope); SET(quantize); SET(hadamard); SET(mhc_mix); SET(mhc_collapse); SET(mhc_expand); SET(mhc_mean); SET(router);
   SET(swiglu); SET(engram_hash); SET(engram_mix); SET(markov); SET(confidence); SET(sample); SET(verify); SET(copy); SET(cast); SET(add); SET(gelu);
   SET(vision_attend); SET(vision_merge);
 #undef SET
   return t;
 }
-const di_vector_fns &vector_fns() {
-  static const di_vector_fns t = locked_vector_fns();
-  return t;
-}
+static const di_vector_fns vector_fns = make_vector_fns();
 
 // ---- entry -----------------------------------------------------------------------------------------------------
 
@@ -306,7 +343,7 @@ extern "C" __attribute__((visibility("default"))) di_rc di_backend_v1(const di_h
     b.gemm = &gemm_fns;
     b.attention = &attention_fns;
     b.alltoall = &alltoall_fns;
-    b.vector = &vector_fns();
+    b.vector = &vector_fns;
     std::memcpy(static_cast<void *>(out), &b, out->size < sizeof b ? out->size : sizeof b);
   });
 }

@@ -1,97 +1,9 @@
-// The matrix family. Weights are held as tiles of 16 columns; a unit of work is one tile against up to 64 rows.
+// The matrix family: a unit of work is one tile of 16 columns against up to 64 rows.
 #include "device.h"
 
 using namespace di;
 
 constexpr int64_t kRows = 64;
-
-std::atomic<int64_t> packed_bytes{0};
-
-const void *Packed::tile(int64_t part, int64_t t) const {
-  const char *p = data.get() + (64 - uintptr_t(data.get()) % 64) % 64;
-  return p + (part * tiles + t) * k * kTile * (f32 ? 4 : 2);
-}
-
-// Turns cols rows of k floats into a tile [k][16], zero beyond cols.
-static void turn(float *tile, const float *rows, int64_t cols, int64_t k) {
-  for (int64_t i = 0; i < k; i++) {
-    for (int64_t c = 0; c < cols; c++) tile[i * kTile + c] = rows[c * k + i];
-    for (int64_t c = cols; c < kTile; c++) tile[i * kTile + c] = 0;
-  }
-}
-
-const Packed *di_device::packed(const di_weight &w) {
-  Packed *p = static_cast<Packed *>(w.prepared);
-  {
-    std::lock_guard<std::mutex> l(weights_mutex_);
-    if (!p || !weights_.count(p)) return nullptr;
-  }
-  if (p->ready) return p;
-  p->k = w.k;
-  p->tiles = (w.n + kTile - 1) / kTile;
-  int64_t items = p->tiles * w.parts;
-  std::atomic<bool> inexact{w.format == DI_W_F32 || w.format == DI_W_I64 || w.format == DI_W_I32};
-  for (;;) {
-    p->f32 = inexact;
-    p->bytes = items * w.k * kTile * (p->f32 ? 4 : 2);
-    p->data.reset(new char[size_t(p->bytes) + 64]);
-    each(this, items, w.k * kTile * 4, [&](int64_t i, Arena &s) {
-      int64_t part = i / p->tiles, c0 = i % p->tiles * kTile, cols = std::min(kTile, w.n - c0);
-      float *rows = s.get<float>(cols * w.k), *tile = s.get<float>(kTile * w.k);
-      for (int64_t c = 0; c < cols; c++) decode_row(rows + c * w.k, w, part, c0 + c);
-      void *out = const_cast<void *>(p->tile(part, c0 / kTile));
-      if (p->f32) {
-        turn(static_cast<float *>(out), rows, cols, w.k);
-        return;
-      }
-      turn(tile, rows, cols, w.k);
-      uint16_t *o = static_cast<uint16_t *>(out);
-      bool exact = true;
-      for (int64_t q = 0; q < kTile * w.k; q++) {
-        o[q] = bf16(tile[q]);
-        exact = exact && (bits(tile[q]) & 0xffff) == 0;
-      }
-      if (!exact) inexact = true;
-    });
-    if (p->f32 || !inexact) break;
-  }
-  packed_bytes += p->bytes;
-  p->ready = true;
-  return p;
-}
-
-di_rc di_device::prepare(di_weight *w, di_fail *f) {
-  return guard(f, [&] {
-    weight("w", w);
-    if (w->size < offsetof(di_weight, prepared) + sizeof w->prepared) refuse("weight has size %u, too short to hold prepared", w->size);
-    std::lock_guard<std::mutex> l(weights_mutex_);
-    if (w->prepared && weights_.count(static_cast<Packed *>(w->prepared))) return;
-    auto p = std::make_unique<Packed>();
-    weights_.insert(p.get());
-    w->prepared = p.release();
-  });
-}
-
-di_rc di_device::release(di_weight *w, di_fail *f) {
-  return guard(f, [&] {
-    known(w, "weight");
-    if (!w->prepared) return;
-    std::lock_guard<std::mutex> l(weights_mutex_);
-    Packed *p = static_cast<Packed *>(w->prepared);
-    if (!weights_.erase(p)) refuse("weight%s was not prepared by this device", name_of(known(w, "weight")).c_str());
-    if (p->ready) packed_bytes -= p->bytes;
-    delete p;
-    w->prepared = nullptr;
-  });
-}
-
-di_device::~di_device() {
-  for (Packed *p : weights_) {
-    if (p->ready) packed_bytes -= p->bytes;
-    delete p;
-  }
-  while (!blocks_.empty()) free(reinterpret_cast<void *>(blocks_.begin()->first));
-}
 
 namespace {
 
@@ -102,14 +14,14 @@ struct Product {
   const Packed *packed = nullptr;
   const float *values = nullptr;  // [n,k], in place of w
   int64_t n = 0, k = 0, groups = 1;
-  const float *x = nullptr;
+  const real *x = nullptr;
   int64_t ldx = 0;
 
   // Computes rows [r0,r1) of a part against the columns [c0,c0+cols) of one tile and hands each row of results to store(row, c0, values, cols).
   template <class Store>
   void tile(int64_t part, int64_t r0, int64_t r1, int64_t c0, int64_t cols, int64_t xo, Arena &s, Store &&store) const {
-    float out[kRows * kTile];
-    const Kernels &kn = dev->kernels;
+    real out[kRows * kTile];
+    const Kernels &kn = *dev->SUMS(kernels);
     const float *wf = nullptr;
     const uint16_t *wb = nullptr;
     if (packed && c0 % kTile == 0) {
@@ -144,19 +56,22 @@ struct Product {
 };
 
 void out_dtype(const di_tensor &y) {
-  if (y.dtype == DI_F64) fault(DI_INVALID_ARGUMENT, DI_SCOPE_PROGRAM, "y is F64: this backend accumulates in F32");
-  if (y.dtype != DI_BF16 && y.dtype != DI_F32) refuse("y is %s, must be BF16 or F32", dtype_name(y.dtype));
+  if (y.dtype != DI_BF16 && y.dtype != kAcc) {
+    if (y.dtype == DI_F32 || y.dtype == DI_F64)
+      fault(DI_INVALID_ARGUMENT, DI_SCOPE_PROGRAM, "y is %s: this device was opened with accumulate %s", dtype_name(y.dtype), kAcc == DI_F64 ? "float64" : "float32");
+    refuse("y is %s, must be BF16 or %s", dtype_name(y.dtype), dtype_name(kAcc));
+  }
 }
 
-void put(const di_tensor &y, int64_t at, const float *v, int64_t n) {
+void put(const di_tensor &y, int64_t at, const real *v, int64_t n) {
   if (y.dtype == DI_BF16) narrow(static_cast<uint16_t *>(y.data) + at, v, n);
-  else std::memcpy(static_cast<float *>(y.data) + at, v, size_t(n) * 4);
+  else std::memcpy(static_cast<real *>(y.data) + at, v, size_t(n) * sizeof(real));
 }
 
 // Rows of x as floats, through the A8 quantiser when group > 0. src(r) gives row r, nullptr = not used.
 template <class Src>
-const float *load(di_device *dev, int64_t rows, int64_t cols, uint32_t group, Src &&src) {
-  float *x = dev->arena.get<float>(rows * cols);
+const real *load(di_device *dev, int64_t rows, int64_t cols, uint32_t group, Src &&src) {
+  real *x = dev->arena.get<real>(rows * cols);
   parallel(dev, rows, group ? 8 * cols : cols / 4, [&](int64_t lo, int64_t hi, Arena &) {
     for (int64_t r = lo; r < hi; r++) {
       const uint16_t *p = src(r);
@@ -189,9 +104,9 @@ di_rc gemm(di_device *dev, di_queue *, const di_gemm_args *args, di_fail *f) {
     p.ldx = g * w.k;
     const float *bias = static_cast<const float *>(a.bias.data);
     const int64_t ldy = row_stride(a.y);
-    p.run(t, [&](int64_t r, int64_t c0, float *v, int64_t cols) {
+    p.run(t, [&](int64_t r, int64_t c0, real *v, int64_t cols) {
       if (bias)
-        for (int64_t c = 0; c < cols; c++) v[c] += bias[c0 + c];
+        for (int64_t c = 0; c < cols; c++) v[c] += real(bias[c0 + c]);
       put(a.y, r * ldy + c0, v, cols);
     });
   });
@@ -244,7 +159,7 @@ di_rc gemm_grouped(di_device *dev, di_queue *, const di_gemm_grouped_args *args,
     p.ldx = w.k;
     each(dev, used * tiles, w.k * kTile * most, [&](int64_t i, Arena &s) {
       int64_t part = parts[i / tiles], c0 = i % tiles * kTile;
-      p.tile(part, first(part), last(part), c0, std::min(kTile, w.n - c0), 0, s, [&](int64_t r, int64_t c, float *v, int64_t cols) {
+      p.tile(part, first(part), last(part), c0, std::min(kTile, w.n - c0), 0, s, [&](int64_t r, int64_t c, real *v, int64_t cols) {
         put(a.y, pitch ? r / pitch * ys + r % pitch * w.n + c : r * ys + c, v, cols);
       });
     });
@@ -262,8 +177,8 @@ di_rc head(di_device *dev, di_queue *, const di_head_args *args, di_fail *f) {
       l = dim(a.rows, 0);
       flat("rows", a.rows, DI_I32, l);
     }
-    if (a.y.dtype == DI_F64) out_dtype(a.y);
-    shape("y", a.y, DI_F32, {l, w.n});
+    out_dtype(a.y);
+    shape("y", a.y, kAcc, {l, w.n});
     if (l == 0) return;
     const int32_t *pick = static_cast<const int32_t *>(a.rows.data);
     for (int64_t i = 0; pick && i < l; i++)
@@ -272,46 +187,21 @@ di_rc head(di_device *dev, di_queue *, const di_head_args *args, di_fail *f) {
     p.x = load(dev, l, w.k, 0, [&](int64_t r) { return row<uint16_t>(a.x, pick ? pick[r] : r); });
     p.ldx = w.k;
     const int64_t ldy = row_stride(a.y);
-    p.run(l, [&](int64_t r, int64_t c0, float *v, int64_t cols) { put(a.y, r * ldy + c0, v, cols); });
+    p.run(l, [&](int64_t r, int64_t c0, real *v, int64_t cols) { put(a.y, r * ldy + c0, v, cols); });
   });
-}
-
-di_rc prepare(di_device *dev, di_weight *w, di_fail *f) {
-  if (!dev) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "device is NULL");
-  return dev->prepare(w, f);
-}
-di_rc release(di_device *dev, di_weight *w, di_fail *f) {
-  if (!dev) return report(f, DI_INVALID_ARGUMENT, DI_SCOPE_STEP, 0, "device is NULL");
-  return dev->release(w, f);
 }
 
 }  // namespace
 
-const di_gemm_fns gemm_fns = {sizeof(di_gemm_fns), 0, prepare, release, gemm, gemm_grouped, head};
+const di_gemm_fns SUMS(gemm_fns) = {sizeof(di_gemm_fns), 0, prepare_weight, release_weight, gemm, gemm_grouped, head};
 
-// What the portable ops ask of their host.
 namespace di {
 
-// Work, in multiply-adds, below which waking the threads costs more than it gains.
-constexpr int64_t kGrain = 65536;
-
-void host_parallel(di_device *dev, int64_t n, int64_t cost, Body body, void *context) {
-  if (cost < 1) cost = 1;
-  if (n < 2 || n <= kGrain / cost) {
-    dev->pool.arena().reset();
-    body(context, 0, n, dev->pool.arena());
-    return;
-  }
-  dev->pool.run(n, body, context);
-}
-
-Arena &host_arena(di_device *dev) { return dev->arena; }
-
-void host_product(di_device *dev, const di_weight *w, const float *values, int64_t n, int64_t k, const float *x, int64_t rows, float *out) {
+void host_product(di_device *dev, const di_weight *w, const float *values, int64_t n, int64_t k, const real *x, int64_t rows, real *out) {
   di_weight full{};
   if (w) full = known(w, "weight");
   Product p{dev, w ? &full : nullptr, w ? dev->packed(full) : nullptr, values, n, k, 1, x, k};
-  p.run(rows, [&](int64_t r, int64_t c0, const float *v, int64_t cols) { std::memcpy(out + r * n + c0, v, size_t(cols) * 4); });
+  p.run(rows, [&](int64_t r, int64_t c0, const real *v, int64_t cols) { std::memcpy(out + r * n + c0, v, size_t(cols) * sizeof(real)); });
 }
 
 }  // namespace di

@@ -4,17 +4,22 @@
 
 #include <cstdint>
 
+#include "numeric.h"
+
 constexpr int64_t kTile = 16;  // columns of a packed tile: w[k][16]
 
+#define Kernels SUMS(Kernels)
+#define kernels_generic SUMS(kernels_generic)
+#define kernels_avx2 SUMS(kernels_avx2)
 struct Kernels {
   const char *name;
   // out[r,0..15] = x[r,:k] . tile, in the order of kBlock. x rows ldx apart, out rows ldo apart.
-  void (*tile_f32)(const float *x, int64_t ldx, int64_t rows, const float *tile, int64_t k, float *out, int64_t ldo);
-  void (*tile_bf16)(const float *x, int64_t ldx, int64_t rows, const uint16_t *tile, int64_t k, float *out, int64_t ldo);
+  void (*tile_f32)(const real *x, int64_t ldx, int64_t rows, const float *tile, int64_t k, real *out, int64_t ldo);
+  void (*tile_bf16)(const real *x, int64_t ldx, int64_t rows, const uint16_t *tile, int64_t k, real *out, int64_t ldo);
   // acc[0..d-1] = sum over i of p[i] * keys[i,:], i ascending.
-  void (*weighted)(float *acc, const float *p, const float *keys, int64_t n, int64_t d);
+  void (*weighted)(real *acc, const real *p, const float *keys, int64_t n, int64_t d);
   // e[i] = exp(s[i]-m)
-  void (*exps)(float *e, const float *s, float m, int64_t n);
+  void (*exps)(real *e, const real *s, real m, int64_t n);
 };
 
 extern const Kernels kernels_generic;

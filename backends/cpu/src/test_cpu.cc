@@ -221,8 +221,8 @@ void functions() {
     CHECK(std::fabs(double(di::softplus_f(z)) - sp) <= 1.2e-7 * sp, "softplus %g", double(z));
   }
   CHECK(worst < 1e-15, "exp is off by %g", worst);
-  CHECK(di::exp_f(-200) == 0 && di::exp_f(-INFINITY) == 0 && di::exp_f(INFINITY) == INFINITY && std::isnan(di::exp_f(NAN)), "exp at its ends");
-  CHECK(di::exp_f(0) == 1 && di::log_f(1) == 0 && di::log_f(0) == -INFINITY && std::isnan(di::log_f(-1)), "exact points");
+  CHECK(di::exp_f(-200.0f) == 0 && di::exp_f(-INFINITY) == 0 && di::exp_f(INFINITY) == INFINITY && std::isnan(di::exp_f(NAN)), "exp at its ends");
+  CHECK(di::exp_f(0.0f) == 1 && di::log_f(1.0f) == 0 && di::log_f(0.0f) == -INFINITY && std::isnan(di::log_f(-1.0f)), "exact points");
   for (int i = 0; i < 256; i++)
     if ((i & 0x7f) != 0x7f) CHECK(di::e4m3_code(di::e4m3(uint8_t(i))) == i, "E4M3 code %d", i);
   for (int i = 0; i < 16; i++) CHECK(di::e2m1_code(di::e2m1(uint8_t(i))) == i, "E2M1 code %d", i);
