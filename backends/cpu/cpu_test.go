@@ -56,7 +56,11 @@ func variants(t testing.TB) []string {
 
 func TestEveryOpAgreesWithTheReference(t *testing.T) {
 	for _, v := range variants(t) {
-		t.Run(v, func(t *testing.T) { conformance.Run(t, open(t, `{"cpu":"`+v+`"}`, 2), conformance.Options{}) })
+		for acc, dtype := range map[string]uint32{"float32": abi.F32, "float64": abi.F64} {
+			t.Run(v+"/"+acc, func(t *testing.T) {
+				conformance.Run(t, open(t, `{"cpu":"`+v+`","accumulate":"`+acc+`"}`, 2), conformance.Options{Acc: dtype})
+			})
+		}
 	}
 }
 
@@ -87,7 +91,7 @@ func TestDeviceFacts(t *testing.T) {
 		t.Fatalf("name %q, version %q, replaced handlers %v", lib.Name(), lib.Version(), lib.Restored())
 	}
 	info := open(t, "", 0).Info()
-	if !info.BatchInvariant || !info.HostMemory || info.F64 || len(info.Missing) != 0 || info.Cores < 1 || info.MemoryBytes <= 0 || info.MemoryFree <= 0 {
+	if !info.BatchInvariant || !info.HostMemory || !info.F64 || len(info.Missing) != 0 || info.Cores < 1 || info.MemoryBytes <= 0 || info.MemoryFree <= 0 {
 		t.Fatalf("%+v", info)
 	}
 }
@@ -97,6 +101,7 @@ func TestBadConfigurationsAreRefusedWithTheReason(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"cpu":"sse9"}`:         `this machine has "auto", "generic"`,
 		`{"cores":"2"}`:          "unknown key cores",
+		`{"accumulate":"half"}`:  `must be "float64" or "float32"`,
 		`{"cpu":2}`:              "a string was expected",
 		`{"cpu":"auto"`:          "'}' was expected",
 		`{"cpu":"auto",}`:        "a key was expected",

@@ -6,6 +6,7 @@
 #ifndef DI_PORTABLE_NUMERIC_H
 #define DI_PORTABLE_NUMERIC_H
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +14,19 @@
 
 #include "di_backend_v1.h"
 
+// The type of sums and element-wise functions: files that hold ops are compiled twice, with float and with double. Quantisers, angles and stored numbers are the
+// same in both. SUMS(name) keeps the two versions of an external name apart.
+#ifdef DI_SUMS_F64
+typedef double real;
+#define SUMS(name) name##_f64
+#else
+typedef float real;
+#define SUMS(name) name##_f32
+#endif
+
 namespace di {
+
+constexpr uint32_t kAcc = sizeof(real) == 8 ? DI_F64 : DI_F32;  // dtype of tensors that are not rounded
 
 static inline uint32_t bits(float v) { uint32_t b; std::memcpy(&b, &v, 4); return b; }
 static inline float from_bits(uint32_t b) { float v; std::memcpy(&v, &b, 4); return v; }
@@ -21,6 +34,7 @@ static inline uint64_t bits64(double v) { uint64_t b; std::memcpy(&b, &v, 8); re
 static inline double from_bits64(uint64_t b) { double v; std::memcpy(&v, &b, 8); return v; }
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
+
 
 // ---- formats ---------------------------------------------------------------------------------------------------
 
@@ -33,7 +47,9 @@ static inline uint16_t bf16(float x) {
   uint32_t r = (b + 0x7fff + ((b >> 16) & 1)) >> 16;
   return uint16_t((b & 0x7fffffff) > 0x7f800000 ? nan : r);
 }
+static inline uint16_t bf16(double x) { return bf16(float(x)); }
 static inline float round_bf16(float x) { return wide(bf16(x)); }
+static inline float round_bf16(double x) { return wide(bf16(float(x))); }
 
 // UE8M0: 2^(b-127); 0 is 2^-127, 255 is NaN.
 static inline float e8m0(uint8_t b) { return from_bits(b == 0 ? 0x00400000u : b == 255 ? 0x7fc00000u : uint32_t(b) << 23); }
@@ -109,6 +125,7 @@ static inline double exp_d(double x) {
   return p * from_bits64(uint64_t(k + 1023) << 52);
 }
 static inline float exp_f(float x) { return float(exp_d(double(x))); }
+static inline double exp_f(double x) { return exp_d(x); }
 
 // log(1+f) for f in [sqrt(1/2)-1, sqrt(2)-1], double.
 static inline double log1p_small(double f) {
@@ -138,16 +155,21 @@ static inline double log_d(double x) {
   return double(e) * 0.693147180559945309417 + log1p_small(m - 1.0);
 }
 static inline float log_f(float x) { return float(log_d(double(x))); }
+static inline double log_f(double x) { return log_d(x); }
 
-static inline float sqrt_f(float x) { return std::sqrt(x); }
-static inline float rsqrt_f(float x) { return 1.0f / std::sqrt(x); }  // both steps rounded
-static inline float sigmoid_f(float x) { return 1.0f / (1.0f + exp_f(-x)); }
+template <class T>
+static inline T sqrt_f(T x) { return std::sqrt(x); }
+template <class T>
+static inline T rsqrt_f(T x) { return T(1) / std::sqrt(x); }  // both steps rounded
+template <class T>
+static inline T sigmoid_f(T x) { return T(1) / (T(1) + exp_f(-x)); }
 
 // log(1+e^x), x itself above 20.
-static inline float softplus_f(float x) {
-  if (x > 20.0f) return x;
+template <class T>
+static inline T softplus_f(T x) {
+  if (x > T(20)) return x;
   double e = exp_d(double(x));
-  return float(e < 0.41 ? log1p_small(e) : log_d(1.0 + e));
+  return T(e < 0.41 ? log1p_small(e) : log_d(1.0 + e));
 }
 
 // sin and cos of an FP32 angle of any size, rounded to FP32.
@@ -155,7 +177,8 @@ void sin_cos(float angle, float *sin, float *cos);
 
 // ---- quantisers ------------------------------------------------------------------------------------------------
 
-static inline float clamp_f(float v, float lim) { return v > lim ? lim : v < -lim ? -lim : v; }
+template <class T>
+static inline T clamp_f(T v, T lim) { return v > lim ? lim : v < -lim ? -lim : v; }
 
 // max(floor, max |x|), NaN when x holds one.
 static inline float amax(const float *x, int64_t n, float floor) {
@@ -185,6 +208,20 @@ static inline void a8_values(float *y, const float *x, int64_t n, int64_t g) {
     int64_t m = n - at < g ? n - at : g;
     float s = e8m0(a8_scale(x + at, m));
     for (int64_t i = at; i < at + m; i++) y[i] = e4m3(e4m3_code(clamp_f(x[i] / s, 448.0f))) * s;
+  }
+}
+
+// Quantisers work on FP32 values whatever the sums are.
+static inline void a8_values(double *y, const double *x, int64_t n, int64_t g) {
+  for (int64_t at = 0; at < n; at += g) {
+    int64_t m = n - at < g ? n - at : g;
+    uint32_t top = bits(1e-4f);
+    for (int64_t i = at; i < at + m; i++) {
+      uint32_t b = bits(float(x[i])) & 0x7fffffff;
+      top = b > top ? b : top;
+    }
+    float s = e8m0(pow2ceil_byte(from_bits(top) * kRecip448));
+    for (int64_t i = at; i < at + m; i++) y[i] = e4m3(e4m3_code(clamp_f(float(x[i]) / s, 448.0f))) * s;
   }
 }
 
@@ -235,33 +272,82 @@ void simulate_record(float *y, const float *x, uint32_t format, int64_t dim, int
 void cos_sin(float *cs, float *sn, int64_t pos, const float *freq, int64_t n);
 
 // Turns n interleaved pairs of x, by the conjugate when conj.
-static inline void rotate(float *x, const float *cs, const float *sn, int64_t n, bool conj) {
+template <class T>
+static inline void rotate(T *x, const float *cs, const float *sn, int64_t n, bool conj) {
   for (int64_t i = 0; i < n; i++) {
-    float c = cs[i], s = conj ? -sn[i] : sn[i], a = x[2 * i], b = x[2 * i + 1];
+    T c = cs[i], s = conj ? -sn[i] : sn[i], a = x[2 * i], b = x[2 * i + 1];
     x[2 * i] = a * c - b * s;
     x[2 * i + 1] = a * s + b * c;
   }
 }
 
 // The Walsh-Hadamard transform in Sylvester order, times n^-0.5.
-void hadamard(float *x, int64_t n);
+template <class T>
+static inline void hadamard(T *x, int64_t n) {
+  for (int64_t h = 1; h < n; h *= 2)
+    for (int64_t b = 0; b < n; b += 2 * h)
+      for (int64_t i = b; i < b + h; i++) {
+        T u = x[i], v = x[i + h];
+        x[i] = u + v;
+        x[i + h] = u - v;
+      }
+  T s = T(1.0 / std::sqrt(double(n)));
+  for (int64_t i = 0; i < n; i++) x[i] *= s;
+}
 
 // Length of the partial sums of a dot product: each block is summed from its first element on, the block sums are added in order.
 // Every product uses this order, so it depends on K alone and is the order of the Go reference.
 constexpr int64_t kBlock = 64;
-float dot(const float *x, const float *w, int64_t n);
+template <class T>
+static inline T dot(const T *x, const T *w, int64_t n) {
+  T sum = 0;
+  while (n >= 4 * kBlock) {  // four blocks side by side hide the latency of the chains
+    T a = 0, b = 0, c = 0, d = 0;
+    for (int64_t i = 0; i < kBlock; i++) {
+      a += x[i] * w[i];
+      b += x[i + kBlock] * w[i + kBlock];
+      c += x[i + 2 * kBlock] * w[i + 2 * kBlock];
+      d += x[i + 3 * kBlock] * w[i + 3 * kBlock];
+    }
+    sum = (((sum + a) + b) + c) + d;
+    x += 4 * kBlock, w += 4 * kBlock, n -= 4 * kBlock;
+  }
+  while (n > 0) {
+    int64_t m = n < kBlock ? n : kBlock;
+    T a = 0;
+    for (int64_t i = 0; i < m; i++) a += x[i] * w[i];
+    sum += a;
+    x += m, w += m, n -= m;
+  }
+  return sum;
+}
 
-static inline void widen(float *y, const uint16_t *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = wide(x[i]); }
-static inline void narrow(uint16_t *y, const float *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = bf16(x[i]); }
+template <class T>
+static inline void widen(T *y, const uint16_t *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = wide(x[i]); }
+template <class T>
+static inline void narrow(uint16_t *y, const T *x, int64_t n) { for (int64_t i = 0; i < n; i++) y[i] = bf16(x[i]); }
 
 // y = w * x * rsqrt(mean(x^2)+eps), w NULL = 1; y may equal x.
-void rms(float *y, const float *x, const float *w, int64_t n, float eps);
+template <class T>
+static inline void rms(T *y, const T *x, const float *w, int64_t n, T eps) {
+  T r = rsqrt_f(dot(x, x, n) / T(n) + eps);
+  if (!w) {
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] * r;
+    return;
+  }
+  for (int64_t i = 0; i < n; i++) y[i] = x[i] * r * T(w[i]);
+}
 
 // NaN below everything else.
-static inline float lowest(float x) { return x != x ? -kInf : x; }
+template <class T>
+static inline T lowest(T x) { return x != x ? -T(kInf) : x; }
 
 // The k-th highest value (k >= 1) of v without NaN, reordering v.
-float kth(float *v, int64_t n, int64_t k);
+template <class T>
+static inline T kth(T *v, int64_t n, int64_t k) {
+  std::nth_element(v, v + (k - 1), v + n, [](T a, T b) { return a > b; });
+  return v[k - 1];
+}
 
 }  // namespace di
 #endif

@@ -1,4 +1,4 @@
-// The Vector family of op set 1 in portable C++17. A backend compiles these files in and takes the whole table, or single entries, from vector_ops().
+// The Vector family of op set 1 in portable C++17, with float or, where DI_SUMS_F64 is defined, double sums (numeric.h). A backend compiles these files in and takes the whole table, or single entries, from vector_ops().
 //
 // What the portable ops need from their backend are the three functions under "Host". serial.cc gives plain versions of them for a backend that has none
 // of its own; a backend with a thread pool or packed weights defines them itself and leaves serial.cc out.
@@ -54,7 +54,8 @@ void host_parallel(di_device *, int64_t n, int64_t cost, Body body, void *contex
 // The caller's own scratch, reset by every op that takes it.
 Arena &host_arena(di_device *);
 // out[r,c] = x[r,:k] . w[c,:k] in the order of kBlock, rows x n values, dense. Row c of w: of the weight when given, else of values.
-void host_product(di_device *, const di_weight *w, const float *values, int64_t n, int64_t k, const float *x, int64_t rows, float *out);
+#define host_product SUMS(host_product)
+void host_product(di_device *, const di_weight *w, const float *values, int64_t n, int64_t k, const real *x, int64_t rows, real *out);
 
 template <class F>
 void parallel(di_device *d, int64_t n, int64_t cost, F &&body) {
@@ -75,6 +76,7 @@ void each(di_device *d, int64_t n, int64_t cost, F &&body) {
 
 // ---- The ops ---------------------------------------------------------------------------------------------------
 
+#define vector_ops SUMS(vector_ops)
 const di_vector_fns &vector_ops();
 
 }  // namespace di

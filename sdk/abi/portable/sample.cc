@@ -29,10 +29,11 @@ static float gumbel(uint32_t x) {
 constexpr float kGumbelMax = 16.7f;  // above every value of gumbel (16.64): an id that cannot win even with it needs no draw
 constexpr int64_t kFold = 2048;      // width of the partial sums of a softmax over the vocabulary
 
-static float fold(const float *e, int64_t v) {
-  float sum = 0;
+template <class T>
+static T fold(const T *e, int64_t v) {
+  T sum = 0;
   for (int64_t at = 0; at < v; at += kFold) {
-    float s = 0;
+    T s = 0;
     for (int64_t i = at; i < std::min(at + kFold, v); i++) s += e[i];
     sum += s;
   }
@@ -68,10 +69,10 @@ static void nucleus(Arena &a, float *z, const float *e, int64_t v, float top_p) 
   }
 }
 
-// Applies the filters and takes the Gumbel maximum; -1 when no id has a score.
-static int64_t draw(Arena &a, const float *logits, int64_t v, const di_sampling &p) {
+// Applies the filters and takes the Gumbel maximum, in FP32 whatever the sums are; -1 when no id has a score.
+static int64_t draw(Arena &a, const real *logits, int64_t v, const di_sampling &p) {
   float *z = a.get<float>(v);
-  for (int64_t i = 0; i < v; i++) z[i] = lowest(logits[i] / p.temperature);
+  for (int64_t i = 0; i < v; i++) z[i] = lowest(float(logits[i]) / p.temperature);
   if (p.top_k > 0 && p.top_k < v) {
     float *tmp = a.get<float>(v);
     std::copy(z, z + v, tmp);
@@ -113,11 +114,11 @@ static int64_t draw(Arena &a, const float *logits, int64_t v, const di_sampling 
   return id;
 }
 
-di_rc sample(di_device *dev, di_queue *, const di_sample_args *args, di_fail *f) {
+di_rc SUMS(sample)(di_device *dev, di_queue *, const di_sample_args *args, di_fail *f) {
   return guard(f, [&] {
     const auto a = known(args, "args");
     int64_t l = dim(a.logits, 0), v = dim(a.logits, 1), n = a.top_n;
-    shape("logits", a.logits, DI_F32, {l, v});
+    shape("logits", a.logits, kAcc, {l, v});
     flat("ids", a.ids, DI_I32, l);
     flat("logprob", a.logprob, DI_F32, l);
     if (n > 0) {
@@ -138,8 +139,8 @@ di_rc sample(di_device *dev, di_queue *, const di_sample_args *args, di_fail *f)
     }
     each(dev, l, 8 * v, [&](int64_t i, Arena &s) {
       const di_sampling &p = a.params[i];
-      const float *logits = row<float>(a.logits, i);
-      float top = -kInf;
+      const real *logits = row<real>(a.logits, i);
+      real top = -real(kInf);
       int64_t id = 0;
       for (int64_t q = 0; q < v; q++)
         if (logits[q] > top) top = logits[q], id = q;
@@ -150,23 +151,23 @@ di_rc sample(di_device *dev, di_queue *, const di_sample_args *args, di_fail *f)
         if (d >= 0) id = d;
       }
       static_cast<int32_t *>(a.ids.data)[i] = int32_t(id);
-      float *e = s.get<float>(v);
+      real *e = s.get<real>(v);
       for (int64_t q = 0; q < v; q++) e[q] = exp_f(logits[q] - top);
-      float norm = log_f(fold(e, v));
-      static_cast<float *>(a.logprob.data)[i] = (logits[id] - top) - norm;
+      real norm = log_f(fold(e, v));
+      static_cast<float *>(a.logprob.data)[i] = float((logits[id] - top) - norm);
       if (n == 0) return;
       int32_t *ids = row<int32_t>(a.top_ids, i);
-      float *val = s.get<float>(n);
+      real *val = s.get<real>(n);
       int64_t have = 0;
       for (int64_t q = 0; q < v; q++) {
-        float x = lowest(logits[q]);
+        real x = lowest(logits[q]);
         if (have == n && !(x > val[n - 1])) continue;
         int64_t at = std::min(have, n - 1);
         for (; at > 0 && x > val[at - 1]; at--) val[at] = val[at - 1], ids[at] = ids[at - 1];
         val[at] = x, ids[at] = int32_t(q);
         have = std::min(have + 1, n);
       }
-      for (int64_t q = 0; q < n; q++) row<float>(a.top_logprob, i)[q] = (val[q] - top) - norm;
+      for (int64_t q = 0; q < n; q++) row<float>(a.top_logprob, i)[q] = float((val[q] - top) - norm);
     });
   });
 }

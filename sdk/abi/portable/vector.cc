@@ -50,9 +50,9 @@ OP(rms_norm) {
   if (present(a.w)) flat("w", a.w, DI_F32, e.cols);
   const float *w = static_cast<const float *>(a.w.data);
   each(dev, e.rows, 4 * e.cols, [&](int64_t i, Arena &s) {
-    float *v = s.get<float>(e.cols);
+    real *v = s.get<real>(e.cols);
     widen(v, last_row<uint16_t>(a.x, i), e.cols);
-    rms(v, v, w, e.cols, float(a.eps));
+    rms(v, v, w, e.cols, real(a.eps));
     narrow(last_row<uint16_t>(a.y, i), v, e.cols);
   });
   END
@@ -74,7 +74,8 @@ OP(rope) {
   di_batch b = row_arrays(a.batch, t);
   if (d == 0) return;
   each(dev, t, 4 * w, [&](int64_t i, Arena &s) {
-    float *cs = s.get<float>(n), *sn = s.get<float>(n), *v = s.get<float>(2 * n);
+    float *cs = s.get<float>(n), *sn = s.get<float>(n);
+    real *v = s.get<real>(2 * n);
     cos_sin(cs, sn, int64_t(b.pos[i]) + (a.ratio > 1 ? 1 - int64_t(a.ratio) : 0), static_cast<const float *>(a.freq.data), n);
     const uint16_t *x = row<uint16_t>(a.x, i);
     uint16_t *y = row<uint16_t>(a.y, i);
@@ -128,7 +129,7 @@ static di_rc hadamard_op(di_device *dev, di_queue *, const di_hadamard_args *arg
   same_shape("x", a.x, "y", a.y);
   if (e.cols & (e.cols - 1)) refuse("needs a power of two, x has %lld values", (long long)e.cols);
   each(dev, e.rows, 8 * e.cols, [&](int64_t i, Arena &s) {
-    float *v = s.get<float>(e.cols);
+    real *v = s.get<real>(e.cols);
     widen(v, last_row<uint16_t>(a.x, i), e.cols);
     hadamard(v, e.cols);
     narrow(last_row<uint16_t>(a.y, i), v, e.cols);
@@ -151,11 +152,11 @@ OP(mhc_mix) {
   streams(a.h, &t, &hc, &d);
   int64_t k = hc * d, n = a.head_only ? hc : hc * (hc + 2), scales = a.head_only ? 1 : 3;
   if (!a.head_only) {
-    flat("post", a.post, DI_F32, t * hc);
-    flat("comb", a.comb, DI_F32, t * hc * hc);
+    flat("post", a.post, kAcc, t * hc);
+    flat("comb", a.comb, kAcc, t * hc * hc);
     if (a.iters < 1 || a.iters > 10000) refuse("iters is %u, must be 1 to 10000", a.iters);
   }
-  flat("pre", a.pre, DI_F32, t * hc);
+  flat("pre", a.pre, kAcc, t * hc);
   flat("fn", a.fn, DI_F32, n * k);
   flat("base", a.base, DI_F32, n);
   flat("scale", a.scale, DI_F32, scales);
@@ -168,24 +169,24 @@ OP(mhc_mix) {
     for (int64_t i = 0; i < n * k; i++) r[i] = tf32(fn[i]);
     fn = r;
   }
-  float *z = own.get<float>(t * k), *m = own.get<float>(t * n);
+  real *z = own.get<real>(t * k), *m = own.get<real>(t * n);
   parallel(dev, t, k, [&](int64_t lo, int64_t hi, Arena &) {
     for (int64_t r = lo; r < hi; r++) widen(z + r * k, row<uint16_t>(a.h, r), k);
   });
   host_product(dev, nullptr, fn, n, k, z, t, m);
   const float *base = static_cast<const float *>(a.base.data), *scale = static_cast<const float *>(a.scale.data);
-  const float hc_eps = float(a.hc_eps);
+  const real hc_eps = real(a.hc_eps);
   each(dev, t, 2 * k, [&](int64_t i, Arena &) {
-    const float *zi = z + i * k, *mi = m + i * n;
-    float r = rsqrt_f(dot(zi, zi, k) / float(k) + float(a.eps));
-    float *pre = static_cast<float *>(a.pre.data) + i * hc;
+    const real *zi = z + i * k, *mi = m + i * n;
+    real r = rsqrt_f(dot(zi, zi, k) / real(k) + real(a.eps));
+    real *pre = static_cast<real *>(a.pre.data) + i * hc;
     for (int64_t c = 0; c < hc; c++) pre[c] = sigmoid_f(mi[c] * r * scale[0] + base[c]) + hc_eps;
     if (a.head_only) return;
-    float *post = static_cast<float *>(a.post.data) + i * hc, *comb = static_cast<float *>(a.comb.data) + i * hc * hc;
-    for (int64_t c = 0; c < hc; c++) post[c] = 2.0f * sigmoid_f(mi[hc + c] * r * scale[1] + base[hc + c]);
+    real *post = static_cast<real *>(a.post.data) + i * hc, *comb = static_cast<real *>(a.comb.data) + i * hc * hc;
+    for (int64_t c = 0; c < hc; c++) post[c] = real(2.0) * sigmoid_f(mi[hc + c] * r * scale[1] + base[hc + c]);
     for (int64_t c = 0; c < hc * hc; c++) comb[c] = mi[2 * hc + c] * r * scale[2] + base[2 * hc + c];
     for (int64_t s = 0; s < hc; s++) {
-      float *w = comb + s * hc, top = w[0], sum = 0;
+      real *w = comb + s * hc, top = w[0], sum = 0;
       for (int64_t c = 1; c < hc; c++)
         if (w[c] > top || w[c] != w[c]) top = w[c];
       for (int64_t c = 0; c < hc; c++) {
@@ -196,12 +197,12 @@ OP(mhc_mix) {
     }
     for (uint32_t it = 0; it < a.iters; it++) {
       for (int64_t s = 0; it > 0 && s < hc; s++) {
-        float *w = comb + s * hc, sum = 0;
+        real *w = comb + s * hc, sum = 0;
         for (int64_t c = 0; c < hc; c++) sum += w[c];
         for (int64_t c = 0; c < hc; c++) w[c] /= sum + hc_eps;
       }
       for (int64_t c = 0; c < hc; c++) {
-        float sum = 0;
+        real sum = 0;
         for (int64_t s = 0; s < hc; s++) sum += comb[s * hc + c];
         for (int64_t s = 0; s < hc; s++) comb[s * hc + c] /= sum + hc_eps;
       }
@@ -215,7 +216,7 @@ OP(mhc_collapse) {
   int64_t t, hc, d;
   streams(a.h, &t, &hc, &d);
   shape("x", a.x, DI_BF16, {t, d});
-  if (present(a.pre)) flat("pre", a.pre, DI_F32, t * hc);
+  if (present(a.pre)) flat("pre", a.pre, kAcc, t * hc);
   each(dev, t, 4 * hc * d, [&](int64_t i, Arena &s) {
     const uint16_t *h = row<uint16_t>(a.h, i);
     uint16_t *x = row<uint16_t>(a.x, i);
@@ -223,11 +224,11 @@ OP(mhc_collapse) {
       std::memmove(x, h, size_t(d) * 2);
       return;
     }
-    const float *pre = static_cast<const float *>(a.pre.data) + i * hc;
-    float *v = s.get<float>(d);
-    std::fill(v, v + d, 0.0f);
+    const real *pre = static_cast<const real *>(a.pre.data) + i * hc;
+    real *v = s.get<real>(d);
+    std::fill(v, v + d, real(0.0));
     for (int64_t c = 0; c < hc; c++)
-      for (int64_t q = 0; q < d; q++) v[q] += pre[c] * wide(h[c * d + q]);
+      for (int64_t q = 0; q < d; q++) v[q] += pre[c] * real(wide(h[c * d + q]));
     narrow(x, v, d);
   });
   END
@@ -239,18 +240,18 @@ OP(mhc_expand) {
   streams(a.h, &t, &hc, &d);
   shape("out", a.out, DI_BF16, {t, hc, d});
   shape("y", a.y, DI_BF16, {t, d});
-  flat("post", a.post, DI_F32, t * hc);
-  flat("comb", a.comb, DI_F32, t * hc * hc);
+  flat("post", a.post, kAcc, t * hc);
+  flat("comb", a.comb, kAcc, t * hc * hc);
   each(dev, t, 4 * hc * hc * d, [&](int64_t i, Arena &s) {
-    const float *post = static_cast<const float *>(a.post.data) + i * hc, *comb = static_cast<const float *>(a.comb.data) + i * hc * hc;
-    float *in = s.get<float>(hc * d), *y = s.get<float>(d), *v = s.get<float>(d);  // copies: out may equal h
+    const real *post = static_cast<const real *>(a.post.data) + i * hc, *comb = static_cast<const real *>(a.comb.data) + i * hc * hc;
+    real *in = s.get<real>(hc * d), *y = s.get<real>(d), *v = s.get<real>(d);  // copies: out may equal h
     widen(in, row<uint16_t>(a.h, i), hc * d);
     widen(y, row<uint16_t>(a.y, i), d);
     uint16_t *out = row<uint16_t>(a.out, i);
     for (int64_t c = 0; c < hc; c++) {
       for (int64_t q = 0; q < d; q++) v[q] = post[c] * y[q];
       for (int64_t e = 0; e < hc; e++) {
-        float w = comb[e * hc + c];
+        real w = comb[e * hc + c];
         for (int64_t q = 0; q < d; q++) v[q] += w * in[e * d + q];
       }
       narrow(out + c * d, v, d);
@@ -268,9 +269,9 @@ OP(mhc_mean) {
     const uint16_t *h = row<uint16_t>(a.h, i);
     uint16_t *x = row<uint16_t>(a.x, i);
     for (int64_t q = 0; q < d; q++) {
-      float s = 0;
+      real s = 0;
       for (int64_t c = 0; c < hc; c++) s += wide(h[c * d + q]);
-      x[q] = bf16(s / float(hc));
+      x[q] = bf16(s / real(hc));
     }
   });
   END
@@ -283,7 +284,7 @@ OP(router) {
   if (w.parts != 1) refuse("weight w%s has %u parts, must have 1", name_of(w).c_str(), w.parts);
   shape("x", a.x, DI_BF16, {t, h});
   shape("ids", a.ids, DI_I32, {t, k});
-  shape("weights", a.weights, DI_F32, {t, k});
+  shape("weights", a.weights, kAcc, {t, k});
   if (k < 1 || k > e) refuse("top_k is %lld, must be 1 to %lld experts", (long long)k, (long long)e);
   if (a.temp == 0 || a.temp != a.temp) refuse("temp is %g, must not be zero", a.temp);
   if (present(a.bias)) flat("bias", a.bias, DI_F32, e);
@@ -308,20 +309,20 @@ OP(router) {
   if (t == 0) return;
   Arena &own = host_arena(dev);
   own.reset();
-  float *x = own.get<float>(t * h), *score = own.get<float>(t * e);
+  real *x = own.get<real>(t * h), *score = own.get<real>(t * e);
   for (int64_t i = 0; i < t; i++) widen(x + i * h, row<uint16_t>(a.x, i), h);
   host_product(dev, a.w, nullptr, e, h, x, t, score);
   const float *bias = static_cast<const float *>(a.bias.data), *bias_vl = present(a.bias_vl) ? static_cast<const float *>(a.bias_vl.data) : bias;
-  const float temp = float(a.temp);
+  const real temp = real(a.temp);
   each(dev, t, 32 * e, [&](int64_t i, Arena &s) {
-    float *sc = score + i * e, *sel = s.get<float>(e);
+    real *sc = score + i * e, *sel = s.get<real>(e);
     for (int64_t q = 0; q < e; q++) sc[q] = sqrt_f(softplus_f(sc[q] / temp));
     int32_t *ids = row<int32_t>(a.ids, i);
     if (a.tid2eid) {
       for (int64_t q = 0; q < k; q++) ids[q] = int32_t(int_at(table, b.token[i], q));
     } else {
       const float *bi = b.flag[i] & 1 ? bias_vl : bias;
-      for (int64_t q = 0; q < e; q++) sel[q] = lowest(bi ? sc[q] + bi[q] : sc[q]);
+      for (int64_t q = 0; q < e; q++) sel[q] = lowest(bi ? sc[q] + real(bi[q]) : sc[q]);
       // -inf of a NaN score is still a choice, so what is taken is kept apart from the values.
       uint8_t *taken = s.get<uint8_t>(e);
       std::memset(taken, 0, size_t(e));
@@ -333,12 +334,12 @@ OP(router) {
         ids[c] = int32_t(at);
       }
     }
-    float sum = 0, *out = row<float>(a.weights, i);
+    real sum = 0, *out = row<real>(a.weights, i);
     for (int64_t q = 0; q < k; q++) {
       out[q] = sc[ids[q]];
       sum += out[q];
     }
-    for (int64_t q = 0; q < k; q++) out[q] = out[q] / (sum + float(a.denom_eps)) * float(a.scale);
+    for (int64_t q = 0; q < k; q++) out[q] = out[q] / (sum + real(a.denom_eps)) * real(a.scale);
   });
   if (counts)
     for (int64_t i = 0; i < t; i++)
@@ -357,26 +358,26 @@ OP(swiglu) {
   if (r > 0 && present(a.weights)) {
     if (a.weights.rank < 1 || a.weights.rank > 4) refuse("weights has %u dimensions, must have 1 to 4", a.weights.rank);
     total = a.weights.dim[0] * width(a.weights);
-    flat("weights", a.weights, DI_F32, total);
+    flat("weights", a.weights, kAcc, total);
     flat("order", a.order, DI_I32, r);
   }
   if (a.out_mode > DI_ACT_A8 || (a.out_mode == DI_ACT_A8 && a.act_group < 1)) refuse("output mode %u with groups of %u is unknown", a.out_mode, a.act_group);
   const int32_t *order = static_cast<const int32_t *>(a.order.data);
-  const float *weights = static_cast<const float *>(a.weights.data);
+  const real *weights = static_cast<const real *>(a.weights.data);
   if (order)
     for (int64_t i = 0; i < r; i++)
       if (order[i] < 0 || order[i] >= total) refuse("order[%lld] is %d of %lld weights", (long long)i, order[i], (long long)total);
-  const float lim = float(a.limit);
+  const real lim = real(a.limit);
   each(dev, r, 32 * n, [&](int64_t i, Arena &s) {
     const uint16_t *g = row<uint16_t>(a.g, i), *u = row<uint16_t>(a.u, i);
-    float *v = s.get<float>(n), w = weights ? weights[order[i]] : 1.0f;
+    real *v = s.get<real>(n), w = weights ? weights[order[i]] : real(1.0);
     for (int64_t q = 0; q < n; q++) {
-      float x = wide(g[q]), up = wide(u[q]);
+      real x = wide(g[q]), up = wide(u[q]);
       if (lim > 0) {
         x = x > lim ? lim : x;
         up = clamp_f(up, lim);
       }
-      v[q] = x / (1.0f + exp_f(-x)) * up * w;
+      v[q] = x / (real(1.0) + exp_f(-x)) * up * w;
     }
     if (a.out_mode == DI_ACT_A8) a8_values(v, v, n, a.act_group);
     narrow(row<uint16_t>(a.y, i), v, n);
@@ -446,28 +447,28 @@ OP(engram_mix) {
   shape("kv", a.kv, DI_BF16, {t, (hc + 1) * d});
   flat("q_weight", a.q_weight, DI_F32, hc * d);
   flat("k_weight", a.k_weight, DI_F32, hc * d);
-  if (present(a.gate)) flat("gate", a.gate, DI_F32, t * hc);
+  if (present(a.gate)) flat("gate", a.gate, kAcc, t * hc);
   di_batch b = row_arrays(a.batch, t);
   if (t == 0) return;
   Arena &own = host_arena(dev);
   own.reset();
-  float *w = own.get<float>(hc * d);
-  for (int64_t i = 0; i < hc * d; i++) w[i] = static_cast<const float *>(a.q_weight.data)[i] * static_cast<const float *>(a.k_weight.data)[i];
-  const float eps = float(a.eps), root = float(1.0 / std::sqrt(double(d)));
+  real *w = own.get<real>(hc * d);
+  for (int64_t i = 0; i < hc * d; i++) w[i] = real(static_cast<const float *>(a.q_weight.data)[i]) * real(static_cast<const float *>(a.k_weight.data)[i]);
+  const real eps = real(a.eps), root = real(1.0 / std::sqrt(double(d)));
   each(dev, t, 8 * hc * d, [&](int64_t i, Arena &s) {
     const uint16_t *h = row<uint16_t>(a.h, i), *kv = row<uint16_t>(a.kv, i);
     uint16_t *out = row<uint16_t>(a.out, i);
-    float *hs = s.get<float>(d), *key = s.get<float>(d), *hw = s.get<float>(d), *value = s.get<float>(d);
+    real *hs = s.get<real>(d), *key = s.get<real>(d), *hw = s.get<real>(d), *value = s.get<real>(d);
     widen(value, kv + hc * d, d);
     for (int64_t c = 0; c < hc; c++) {
       widen(hs, h + c * d, d);
       widen(key, kv + c * d, d);
       for (int64_t q = 0; q < d; q++) hw[q] = hs[q] * w[c * d + q];
-      float v = dot(hw, key, d) * rsqrt_f(dot(hs, hs, d) / float(d) + eps) * rsqrt_f(dot(key, key, d) / float(d) + eps) * root;
-      float mag = std::fabs(v);
+      real v = dot(hw, key, d) * rsqrt_f(dot(hs, hs, d) / real(d) + eps) * rsqrt_f(dot(key, key, d) / real(d) + eps) * root;
+      real mag = std::fabs(v);
       if (mag < 1e-6f) mag = 1e-6f;
-      float g = b.flag[i] & 1 ? 0.0f : sigmoid_f(std::copysign(sqrt_f(mag), v));
-      if (present(a.gate)) static_cast<float *>(a.gate.data)[i * hc + c] = g;
+      real g = b.flag[i] & 1 ? real(0.0) : sigmoid_f(std::copysign(sqrt_f(mag), v));
+      if (present(a.gate)) static_cast<real *>(a.gate.data)[i * hc + c] = g;
       for (int64_t q = 0; q < d; q++) out[c * d + q] = bf16(hs[q] + g * value[q]);
     }
   });
@@ -481,8 +482,8 @@ OP(markov) {
   if (embed.k != k) refuse("embed has %lld columns, head %lld: must be equal", (long long)embed.k, (long long)k);
   if (head.parts != 1) refuse("weight head%s has %u parts, must have 1", name_of(head).c_str(), head.parts);
   shape("prev", a.prev, DI_I32, {s});
-  shape("base", a.base, DI_F32, {s, v});
-  shape("logits", a.logits, DI_F32, {s, v});
+  shape("base", a.base, kAcc, {s, v});
+  shape("logits", a.logits, kAcc, {s, v});
   shape("e", a.e, DI_BF16, {s, k});
   if (s == 0) return;
   const int32_t *prev = row<int32_t>(a.prev, 0);
@@ -491,16 +492,17 @@ OP(markov) {
       refuse("prev[%lld] is token %d of %lld", (long long)i, prev[i * row_stride(a.prev)], (long long)embed.n);
   Arena &own = host_arena(dev);
   own.reset();
-  float *x = own.get<float>(s * k), *out = own.get<float>(s * v);
+  real *x = own.get<real>(s * k), *out = own.get<real>(s * v);
+  float *e = own.get<float>(k);
   for (int64_t i = 0; i < s; i++) {
-    decode_row(x + i * k, embed, 0, prev[i * row_stride(a.prev)]);
-    narrow(row<uint16_t>(a.e, i), x + i * k, k);
+    decode_row(e, embed, 0, prev[i * row_stride(a.prev)]);
+    narrow(row<uint16_t>(a.e, i), e, k);
     widen(x + i * k, row<uint16_t>(a.e, i), k);
   }
   host_product(dev, a.head, nullptr, v, k, x, s, out);
   for (int64_t i = 0; i < s; i++) {
-    const float *base = row<float>(a.base, i);
-    float *y = row<float>(a.logits, i);
+    const real *base = row<real>(a.base, i);
+    real *y = row<real>(a.logits, i);
     for (int64_t q = 0; q < v; q++) y[q] = base[q] + out[i * v + q];
   }
   END
@@ -512,17 +514,19 @@ OP(confidence) {
   int64_t s = dim(a.x, 0), h = dim(a.x, 1), k = dim(a.e, 1);
   shape("x", a.x, DI_BF16, {s, h});
   shape("e", a.e, DI_BF16, {s, k});
-  flat("conf", a.conf, DI_F32, s);
+  flat("conf", a.conf, kAcc, s);
   if (w.n != 1 || w.k != h + k) refuse("weight w%s is %lldx%lld, must be 1x%lld", name_of(w).c_str(), (long long)w.n, (long long)w.k, (long long)(h + k));
   if (s == 0) return;
   Arena &own = host_arena(dev);
   own.reset();
-  float *wv = own.get<float>(h + k), *x = own.get<float>(h + k);
-  decode_row(wv, w, 0, 0);
+  float *stored = own.get<float>(h + k);
+  real *wv = own.get<real>(h + k), *x = own.get<real>(h + k);
+  decode_row(stored, w, 0, 0);
+  std::copy(stored, stored + h + k, wv);
   for (int64_t i = 0; i < s; i++) {
     widen(x, row<uint16_t>(a.x, i), h);
     widen(x + h, row<uint16_t>(a.e, i), k);
-    static_cast<float *>(a.conf.data)[i] = dot(x, wv, h + k);
+    static_cast<real *>(a.conf.data)[i] = dot(x, wv, h + k);
   }
   END
 }
@@ -594,7 +598,7 @@ OP(add) {
   each(dev, e.rows, e.cols, [&](int64_t i, Arena &) {
     const uint16_t *p = last_row<uint16_t>(a.a, i), *q = last_row<uint16_t>(a.b, i);
     uint16_t *y = last_row<uint16_t>(a.y, i);
-    for (int64_t c = 0; c < e.cols; c++) y[c] = bf16(wide(p[c]) + wide(q[c]));
+    for (int64_t c = 0; c < e.cols; c++) y[c] = bf16(real(wide(p[c])) + real(wide(q[c])));
   });
   END
 }
@@ -627,10 +631,11 @@ OP(vision_attend) {
   Arena &own = host_arena(dev);
   own.reset();
   // q and v by head [heads,n,hd]; k turned round [heads,hd,n], so that the score loop runs along the keys.
-  float *q = own.get<float>(n * d), *kt = own.get<float>(n * d), *v = own.get<float>(n * d);
+  real *q = own.get<real>(n * d), *kt = own.get<real>(n * d), *v = own.get<real>(n * d);
   const float *freq = static_cast<const float *>(a.freq.data);
   each(dev, n, 16 * d, [&](int64_t r, Arena &s) {
-    float *cs = s.get<float>(2 * nf), *sn = s.get<float>(2 * nf), *tmp = s.get<float>(hd);
+    float *cs = s.get<float>(2 * nf), *sn = s.get<float>(2 * nf);
+    real *tmp = s.get<real>(hd);
     cos_sin(cs, sn, r / a.grid_w, freq, nf);
     cos_sin(cs + nf, sn + nf, r % a.grid_w, freq, nf);
     const uint16_t *src = row<uint16_t>(a.qkv, r);
@@ -638,7 +643,7 @@ OP(vision_attend) {
       for (int p = 0; p < 2; p++) {
         widen(tmp, src + p * d + h * hd, hd);
         for (int64_t i = 0; i < 2 * nf; i++) {
-          float u = tmp[i], w = tmp[i + hd / 2];
+          real u = tmp[i], w = tmp[i + hd / 2];
           tmp[i] = round_bf16(u * cs[i] - w * sn[i]);
           tmp[i + hd / 2] = round_bf16(w * cs[i] + u * sn[i]);
         }
@@ -647,28 +652,28 @@ OP(vision_attend) {
       widen(v + (h * n + r) * hd, src + 2 * d + h * hd, hd);
     }
   });
-  const float scale = float(1.0 / std::sqrt(double(hd)));
+  const real scale = real(1.0 / std::sqrt(double(hd)));
   each(dev, heads * n, 2 * n * hd, [&](int64_t item, Arena &s) {
     int64_t h = item / n, r = item % n;
-    const float *qi = q + (h * n + r) * hd, *k = kt + h * hd * n, *vi = v + h * n * hd;
-    float *p = s.get<float>(n), *part = s.get<float>(n), *acc = s.get<float>(hd);
-    std::fill(p, p + n, 0.0f);
+    const real *qi = q + (h * n + r) * hd, *k = kt + h * hd * n, *vi = v + h * n * hd;
+    real *p = s.get<real>(n), *part = s.get<real>(n), *acc = s.get<real>(hd);
+    std::fill(p, p + n, real(0.0));
     for (int64_t at = 0; at < hd; at += kBlock) {
-      std::fill(part, part + n, 0.0f);
+      std::fill(part, part + n, real(0.0));
       for (int64_t i = at; i < std::min(at + kBlock, hd); i++)
         for (int64_t t = 0; t < n; t++) part[t] += qi[i] * k[i * n + t];
       for (int64_t t = 0; t < n; t++) p[t] += part[t];
     }
-    float m = -kInf, den = 0;
+    real m = -real(kInf), den = 0;
     for (int64_t t = 0; t < n; t++) {
       p[t] *= scale;
       if (p[t] > m || p[t] != p[t]) m = p[t];
     }
     for (int64_t t = 0; t < n; t++) p[t] = exp_f(p[t] - m);
     for (int64_t t = 0; t < n; t++) den += p[t];
-    std::fill(acc, acc + hd, 0.0f);
+    std::fill(acc, acc + hd, real(0.0));
     for (int64_t t = 0; t < n; t++) {
-      float w = p[t] / den;
+      real w = p[t] / den;
       for (int64_t i = 0; i < hd; i++) acc[i] += w * vi[t * hd + i];
     }
     narrow(row<uint16_t>(a.out, r) + h * hd, acc, hd);
@@ -698,17 +703,18 @@ OP(vision_merge) {
   END
 }
 
-di_rc sample(di_device *, di_queue *, const di_sample_args *, di_fail *);  // sample.cc
+di_rc SUMS(sample)(di_device *, di_queue *, const di_sample_args *, di_fail *);  // sample.cc
 
 static di_vector_fns table() {
   di_vector_fns t{};
   t.size = sizeof t;
 #define SET(NAME) t.NAME = NAME
   SET(embed); SET(rms_norm); SET(rope); SET(quantize); SET(mhc_mix); SET(mhc_collapse); SET(mhc_expand); SET(mhc_mean); SET(router); SET(swiglu);
-  SET(engram_hash); SET(engram_mix); SET(markov); SET(confidence); SET(sample); SET(verify); SET(copy); SET(cast); SET(add); SET(gelu);
+  SET(engram_hash); SET(engram_mix); SET(markov); SET(confidence); SET(verify); SET(copy); SET(cast); SET(add); SET(gelu);
   SET(vision_attend); SET(vision_merge);
 #undef SET
   t.hadamard = hadamard_op;
+  t.sample = SUMS(sample);
   return t;
 }
 
