@@ -58,7 +58,7 @@ func cpuDevice(name, config string, acc uint32) device {
 }
 
 func init() {
-	cpuDevices = append(cpuDevices, cpuDevice("cpu-float32", `{}`, abi.F32))
+	cpuDevices = append(cpuDevices, cpuDevice("cpu-float64", `{"accumulate":"float64"}`, abi.F64), cpuDevice("cpu-float32", `{"accumulate":"float32"}`, abi.F32))
 }
 
 func TestMain(m *testing.M) {
@@ -68,4 +68,3 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(code)
 }
-

@@ -35,7 +35,6 @@ static inline double from_bits64(uint64_t b) { double v; std::memcpy(&v, &b, 8);
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-
 // ---- formats ---------------------------------------------------------------------------------------------------
 
 static inline float wide(uint16_t b) { return from_bits(uint32_t(b) << 16); }
