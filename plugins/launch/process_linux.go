@@ -107,8 +107,12 @@ func Start(ctx context.Context, spec Spec) (*Process, error) {
 			case <-p.child.exited:
 			case <-time.After(100 * time.Millisecond):
 			}
-			if e := p.Err(); e != nil {
+			switch e := p.Err(); {
+			case e == nil:
+			case !p.child.ended():
 				err = e
+			case p.Words() != "": // ended from here: its end explains nothing, its words may
+				err = fmt.Errorf("%w; its last words:\n  %s", err, strings.ReplaceAll(p.Words(), "\n", "\n  "))
 			}
 		}
 		p.Kill()
@@ -363,6 +367,7 @@ type child struct {
 	mu     sync.Mutex
 	pid    int
 	alive  bool
+	ours   bool // a signal was sent from here before the end
 	state  string
 	eof    chan struct{}
 	once   sync.Once
@@ -427,8 +432,16 @@ func (c *child) kill(sig unix.Signal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.alive {
+		c.ours = true
 		unix.Kill(-c.pid, sig)
 	}
+}
+
+// ended reports whether the process got its end from here.
+func (c *child) ended() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ours && strings.HasPrefix(c.state, "signal: ")
 }
 
 // close lets go of the pipes; also when the process never started.

@@ -17,6 +17,7 @@ type words struct {
 	mu      sync.Mutex
 	line    []byte
 	tail    []string
+	crash   int // lines of a crash report kept; the register and stack dump after them says less than what came before
 	second  time.Time
 	inRound int
 	dropped int
@@ -24,6 +25,7 @@ type words struct {
 
 const (
 	tailLines      = 12
+	crashLines     = 3
 	maxLine        = 4096
 	linesPerSecond = 100
 )
@@ -51,9 +53,14 @@ func (w *words) flush() {
 		return
 	}
 	level, msg := read(text)
-	w.tail = append(w.tail, msg)
-	if len(w.tail) > tailLines {
-		w.tail = w.tail[1:]
+	if w.crash > 0 || crashReport(msg) {
+		w.crash++
+	}
+	if w.crash <= crashLines {
+		w.tail = append(w.tail, msg)
+		if len(w.tail) > tailLines {
+			w.tail = w.tail[1:]
+		}
 	}
 	if w.log == nil {
 		return
@@ -69,6 +76,16 @@ func (w *words) flush() {
 		return
 	}
 	w.log.Log(context.Background(), level, msg)
+}
+
+// crashReport recognises the first line of the Go runtime's last words.
+func crashReport(line string) bool {
+	for _, p := range [...]string{"SIG", "fatal error:", "panic:", "unexpected fault address", "runtime: "} {
+		if strings.HasPrefix(line, p) {
+			return true
+		}
+	}
+	return false
 }
 
 // read turns a line of the worker's JSON log into level and text; other lines are plain text of vendor code.

@@ -316,6 +316,9 @@ func (l *life) end(ctx context.Context, polite bool) error {
 		if err != nil {
 			err = l.explain("Close", err)
 		}
+		if l.p.Err() != nil {
+			err = nil // dead already: there is nothing left to close
+		}
 	}
 	l.mu.Lock()
 	l.closed = true
@@ -355,7 +358,7 @@ func (e *Executor) Compile(ctx context.Context, p *program.Program) (uint32, err
 	e.progs, e.coded = append(e.progs, p), append(e.coded, coded)
 	if err := e.compile(ctx, l, id); err != nil {
 		e.progs, e.coded = e.progs[:id], e.coded[:id]
-		if l.dead.Load() {
+		if l.p.Err() != nil {
 			err = e.lose(err)
 		}
 		return 0, fmt.Errorf("compile %s: %w", p.Name, err)
