@@ -1,8 +1,6 @@
 package chat
 
 import (
-	"unicode/utf8"
-
 	"github.com/deepinfer-go/deepinfer/recipe/conversation"
 	"github.com/deepinfer-go/deepinfer/recipe/parse"
 	"github.com/deepinfer-go/deepinfer/recipe/protocol"
@@ -118,7 +116,7 @@ func (s *Stream) endAs(dst []byte, logs []parse.TokenLogprob, channel string, fi
 		w.Null()
 	} else {
 		w.Open().Key(channel)
-		s.logprobs(w, logs)
+		w.Logprobs(logs, s.compat)
 		if !s.compat {
 			w.Key("refusal").Null()
 		}
@@ -397,11 +395,11 @@ func (s *Stream) body(w *protocol.JSON, index int) {
 		w.Open()
 		if len(c.logs) > 0 || !s.compat {
 			w.Key("content")
-			s.logprobs(w, c.logs)
+			w.Logprobs(c.logs, s.compat)
 		}
 		if len(c.thinkLogs) > 0 {
 			w.Key("reasoning_content")
-			s.logprobs(w, c.thinkLogs)
+			w.Logprobs(c.thinkLogs, s.compat)
 		}
 		if !s.compat {
 			w.Key("refusal").Null()
@@ -415,43 +413,4 @@ func (s *Stream) body(w *protocol.JSON, index int) {
 		w.Str(c.finish)
 	}
 	w.Close()
-}
-
-func (s *Stream) logprobs(w *protocol.JSON, logs []parse.TokenLogprob) {
-	one := func(bytes string, logprob float64) {
-		w.Key("token").Str(s.tokenText(bytes)).Key("logprob").Float(logprob).Key("bytes").Array()
-		for i := 0; i < len(bytes); i++ {
-			w.Int(int64(bytes[i]))
-		}
-		w.End()
-	}
-	w.Array()
-	for i := range logs {
-		w.Open()
-		one(logs[i].Bytes, logs[i].Logprob)
-		w.Key("top_logprobs").Array()
-		for _, top := range logs[i].Top {
-			w.Open()
-			one(top.Bytes, top.Logprob)
-			w.Close()
-		}
-		w.End().Close()
-	}
-	w.End()
-}
-
-// tokenText spells a token: its text, or its bytes escaped when they are no text.
-func (s *Stream) tokenText(b string) string {
-	if utf8.ValidString(b) {
-		return b
-	}
-	const hex = "0123456789abcdef"
-	var out []byte
-	if !s.compat {
-		out = append(out, "bytes:"...)
-	}
-	for i := 0; i < len(b); i++ {
-		out = append(out, '\\', 'x', hex[b[i]>>4], hex[b[i]&15])
-	}
-	return string(out)
 }
