@@ -8,9 +8,10 @@ import (
 	"github.com/deepinfer-go/deepinfer/recipe/encoding"
 	"github.com/deepinfer-go/deepinfer/recipe/messages"
 	"github.com/deepinfer-go/deepinfer/recipe/protocol"
+	"github.com/deepinfer-go/deepinfer/recipe/responses"
 )
 
-// decoders read the body of each protocol.
+// decoders read the body of each protocol, and give the keys that only its answers have.
 var decoders = map[string]func(body []byte, opts protocol.Options) (*protocol.Request, map[string]any, error){
 	"chat": func(body []byte, opts protocol.Options) (*protocol.Request, map[string]any, error) {
 		r, err := chat.Decode(body, opts)
@@ -18,6 +19,24 @@ var decoders = map[string]func(body []byte, opts protocol.Options) (*protocol.Re
 			return nil, nil, err
 		}
 		return &r.Request, nil, nil
+	},
+	"responses": func(body []byte, opts protocol.Options) (*protocol.Request, map[string]any, error) {
+		r, err := responses.Decode(body, opts)
+		if err != nil {
+			return nil, nil, err
+		}
+		extra := make(map[string]any)
+		names := make(map[string][2]string) // of the declared tools, not of those that a search found later
+		for i := range r.Conversation.Tools {
+			t := &r.Conversation.Tools[i]
+			if pair, ok := r.NamespaceTools()[t.Name]; ok && !t.Deferred {
+				names[t.Name] = pair
+			}
+		}
+		if len(names) > 0 {
+			extra["namespace_tools"] = names
+		}
+		return &r.Request, extra, nil
 	},
 	"messages": func(body []byte, opts protocol.Options) (*protocol.Request, map[string]any, error) {
 		r, err := messages.Decode(body, opts)
