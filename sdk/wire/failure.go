@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -12,11 +13,19 @@ import (
 	"github.com/deepinfer-go/deepinfer/sdk/wire/controlpb"
 )
 
-// AsBackendError returns err's *backend.Error, or wraps err as an internal failure of the given scope.
+// AsBackendError returns err's *backend.Error, with the context that was wrapped around it kept in the message, or wraps err as an internal failure of the given scope.
 func AsBackendError(op string, scope backend.Scope, err error) *backend.Error {
 	var e *backend.Error
 	if errors.As(err, &e) {
-		return e
+		outer, ok := strings.CutSuffix(err.Error(), e.Error())
+		if ok && outer == "" {
+			return e
+		}
+		msg := err.Error()
+		if ok {
+			msg = outer + e.Op + ": " + e.Msg
+		}
+		return &backend.Error{Code: e.Code, Scope: e.Scope, Native: e.Native, Op: op, Msg: msg}
 	}
 	return &backend.Error{Code: abi.Internal, Scope: scope, Op: op, Msg: err.Error()}
 }
