@@ -352,7 +352,7 @@ func TestTrainedTokens(t *testing.T) {
 					if numerics == "production" {
 						want = p.GreedyProduction
 					}
-					for _, chunks := range [][]int{{0}, {7}, {1}, {16, 1, 33}} {
+					for _, chunks := range [][]int{{0}, {1}, {16, 1, 33}} {
 						got, _, err := s.Greedy(p.IDs, len(want), chunks...)
 						if err != nil {
 							t.Fatal(err)
@@ -480,7 +480,12 @@ func TestInvariance(t *testing.T) {
 	for _, d := range append([]device{exact}, serving()...) {
 		t.Run(d.name, func(t *testing.T) {
 			s := open(t, d, "demo", "reference")
-			prompts := demoPrompts(t)[:16]
+			var prompts []demoPrompt
+			for i, p := range demoPrompts(t) {
+				if i%5 == 2 { // one of each kind
+					prompts = append(prompts, p)
+				}
+			}
 			type scored struct {
 				ids  []int32
 				bits []uint32
@@ -524,9 +529,7 @@ func TestInvariance(t *testing.T) {
 			var seqs []*Seq
 			for _, p := range prompts {
 				ids := append(slices.Clone(p.IDs), p.Greedy...)
-				if len(ids) > 90 {
-					ids = ids[:90]
-				}
+				ids = ids[:min(len(ids), 60)]
 				whole[p.ID] = chunked(ids, func(int) int { return len(ids) })
 				for name, chunk := range map[string]func(int) int{"1": func(int) int { return 1 }, "7": func(int) int { return 7 }, "ragged": func(i int) int { return 1 + i*i%19 }} {
 					if got := chunked(ids, chunk); !slices.Equal(got.bits, whole[p.ID].bits) || !slices.Equal(got.ids, whole[p.ID].ids) {
