@@ -50,7 +50,7 @@ func Command() *cobra.Command {
 }
 
 // subcommands build the subcommands around one session.
-var subcommands = [...]func(*session) *cobra.Command{encodeCommand, tokenizeCommand, detokenizeCommand}
+var subcommands = [...]func(*session) *cobra.Command{encodeCommand, parseCommand, streamCommand, tokenizeCommand, detokenizeCommand}
 
 // session is what the subcommands of one run share: the flags, and what is made from them once.
 type session struct {
