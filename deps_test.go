@@ -159,7 +159,7 @@ var coreModules = []string{"golang.org/x", "github.com/prometheus", "go.opentele
 var impure = []string{"time", "net", "os", "io/fs", "path/filepath", "log", "sync", "context", "runtime", "syscall", "math/rand", "crypto/rand", "embed"}
 
 // testOnly are packages that must not reach a binary.
-var testOnly = []string{"internal/testdata", "internal/parity", "recipe/token/tokentest"}
+var testOnly = []string{"internal/fixture", "internal/parity", "recipe/token/tokentest", "recipe/protocol/protocoltest"}
 
 func standard(path string) bool { return !strings.Contains(strings.SplitN(path, "/", 2)[0], ".") }
 

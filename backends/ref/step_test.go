@@ -5,7 +5,7 @@ import (
 
 	"github.com/deepinfer-go/deepinfer/core/model"
 	"github.com/deepinfer-go/deepinfer/core/plan"
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 	"github.com/deepinfer-go/deepinfer/sdk/abi"
 	"github.com/deepinfer-go/deepinfer/sdk/backend"
 	"github.com/deepinfer-go/deepinfer/sdk/program"
@@ -36,7 +36,7 @@ func decodeStep(n, pos, nHist int) *program.Step {
 func TestStepDoesNotAllocate(t *testing.T) {
 	for _, set := range []string{"tiny", "tiny-v4"} {
 		t.Run(set, func(t *testing.T) {
-			m, err := model.Load(testdata.Dir(t, "model/"+set+"/checkpoint"))
+			m, err := model.Load(fixture.Dir(t, "model/"+set+"/checkpoint"))
 			if err != nil {
 				t.Fatal(err)
 			}

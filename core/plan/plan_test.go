@@ -10,7 +10,7 @@ import (
 	"github.com/deepinfer-go/deepinfer/core/model"
 	"github.com/deepinfer-go/deepinfer/core/model/config"
 	"github.com/deepinfer-go/deepinfer/core/plan"
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 	"github.com/deepinfer-go/deepinfer/sdk/program"
 )
 
@@ -18,7 +18,7 @@ var rewrite = flag.Bool("rewrite", false, "rewrite golden program texts")
 
 func lower(t *testing.T, set string, opt model.Options, rows int) *program.Program {
 	t.Helper()
-	cfg, err := config.Load(testdata.Dir(t, "model/"+set+"/checkpoint"))
+	cfg, err := config.Load(fixture.Dir(t, "model/"+set+"/checkpoint"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,6 @@
 // Package archive reads the tar.zst files in which this repository carries model data: the embedded demo checkpoint and the golden sets.
 //
-// Open unpacks an archive into a read-only file system in memory. Used by cmd/deepinfer/demo and internal/testdata. The result is safe for concurrent use.
+// Open unpacks an archive into a read-only file system in memory. Used by cmd/deepinfer/demo and internal/fixture. The result is safe for concurrent use.
 // docs/golden.md says how the archives are made.
 package archive
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/deepinfer-go/deepinfer/backends/ref"
 	"github.com/deepinfer-go/deepinfer/core/model"
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 	"github.com/deepinfer-go/deepinfer/sdk/abi"
 	"github.com/deepinfer-go/deepinfer/sdk/backend"
 )
@@ -59,9 +59,9 @@ func serving() []device { return append([]device{refDevice("float32", abi.F32)},
 
 func open(t testing.TB, d device, set, numerics string, buckets ...int) *Session {
 	t.Helper()
-	dir := testdata.Demo(t)
+	dir := fixture.Demo(t)
 	if set != "demo" {
-		dir = filepath.Join(testdata.Dir(t, "model/"+set), "checkpoint")
+		dir = filepath.Join(fixture.Dir(t, "model/"+set), "checkpoint")
 	}
 	s, err := Open(d.open(t), dir, model.Options{Numerics: numerics, Acc: d.acc}, buckets...)
 	if err != nil {
@@ -72,7 +72,7 @@ func open(t testing.TB, d device, set, numerics string, buckets ...int) *Session
 
 func golden(t testing.TB, set string) *Golden {
 	t.Helper()
-	g, err := LoadGolden(testdata.Dir(t, "model/"+set))
+	g, err := LoadGolden(fixture.Dir(t, "model/"+set))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +234,7 @@ func TestImagePrompt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := model.Load(filepath.Join(testdata.Dir(t, "model/tiny"), "checkpoint"))
+	m, err := model.Load(filepath.Join(fixture.Dir(t, "model/tiny"), "checkpoint"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -410,7 +410,7 @@ type demoPrompt struct {
 
 func demoPrompts(t testing.TB) []demoPrompt {
 	t.Helper()
-	raw, err := os.ReadFile(testdata.Dir(t, "demo/golden.jsonl"))
+	raw, err := os.ReadFile(fixture.Dir(t, "demo/golden.jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}

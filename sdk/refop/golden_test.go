@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 	"github.com/deepinfer-go/deepinfer/sdk/abi"
 )
 
@@ -25,7 +25,7 @@ type golden struct {
 
 func load(t testing.TB, set string) golden {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(testdata.Dir(t, "model/"+set), "golden.safetensors"))
+	raw, err := os.ReadFile(filepath.Join(fixture.Dir(t, "model/"+set), "golden.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,15 +16,15 @@ import (
 	"testing/fstest"
 
 	"github.com/deepinfer-go/deepinfer/core/model/config"
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 )
 
 func goldenDir(t testing.TB, set string) string {
 	t.Helper()
 	if set == "demo" {
-		return testdata.Demo(t)
+		return fixture.Demo(t)
 	}
-	return filepath.Join(testdata.Dir(t, "model/"+set), "checkpoint")
+	return filepath.Join(fixture.Dir(t, "model/"+set), "checkpoint")
 }
 
 func load(t testing.TB, dir string) (*Checkpoint, *config.Config) {
@@ -479,7 +479,7 @@ func read(t testing.TB, path string) []byte {
 }
 
 func TestDecodersAgainstTheOracle(t *testing.T) {
-	tensors, err := ParseFile("golden", testdata.Read(t, "model/tiny/golden.safetensors"))
+	tensors, err := ParseFile("golden", fixture.Read(t, "model/tiny/golden.safetensors"))
 	if err != nil {
 		t.Fatal(err)
 	}

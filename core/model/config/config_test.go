@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 )
 
 func file(t testing.TB, name string) []byte {
@@ -93,7 +93,7 @@ func TestV4Forms(t *testing.T) {
 
 func TestGoldenCheckpoints(t *testing.T) {
 	for _, set := range []string{"tiny", "tiny-v4", "tiny-trained"} {
-		c, err := Load(filepath.Join(testdata.Dir(t, "model/"+set), "checkpoint"))
+		c, err := Load(filepath.Join(fixture.Dir(t, "model/"+set), "checkpoint"))
 		if err != nil {
 			t.Fatalf("%s: %v", set, err)
 		}
@@ -101,15 +101,15 @@ func TestGoldenCheckpoints(t *testing.T) {
 			t.Errorf("%s: %+v", set, c)
 		}
 	}
-	c, err := Load(testdata.Demo(t))
+	c, err := Load(fixture.Demo(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := LoadGeneration(testdata.Demo(t), c)
+	g, err := LoadGeneration(fixture.Demo(t), c)
 	if err != nil || !g.Found || g.Temperature != 0.7 || g.TopP != 0.95 || !g.DoSample || g.EOSTokenIDs[0] != 1 {
 		t.Errorf("%+v %v", g, err)
 	}
-	if g, err := LoadGeneration(filepath.Join(testdata.Dir(t, "model/tiny"), "checkpoint"), c); err != nil || g.Found || g.Temperature != 1 {
+	if g, err := LoadGeneration(filepath.Join(fixture.Dir(t, "model/tiny"), "checkpoint"), c); err != nil || g.Found || g.Temperature != 1 {
 		t.Errorf("no file: %+v %v", g, err)
 	}
 }

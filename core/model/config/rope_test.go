@@ -7,18 +7,18 @@ import (
 
 	"github.com/deepinfer-go/deepinfer/core/model/checkpoint"
 	"github.com/deepinfer-go/deepinfer/core/model/config"
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 )
 
 // The golden tables were computed with FP32 pow, then the reciprocal; the speeds must agree bit for bit, because an angle at a
 // late position turns one unit in the last place into a visible error.
 func TestRopeSpeedsEqualTheGoldenTables(t *testing.T) {
 	for _, set := range []string{"tiny", "tiny-v4", "tiny-trained"} {
-		cfg, err := config.Load(filepath.Join(testdata.Dir(t, "model/"+set), "checkpoint"))
+		cfg, err := config.Load(filepath.Join(fixture.Dir(t, "model/"+set), "checkpoint"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		tensors, err := checkpoint.ParseFile(set, testdata.Read(t, "model/"+set+"/golden.safetensors"))
+		tensors, err := checkpoint.ParseFile(set, fixture.Read(t, "model/"+set+"/golden.safetensors"))
 		if err != nil {
 			t.Fatal(err)
 		}

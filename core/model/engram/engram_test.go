@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 )
 
 var release = Params{LayerIDs: []int{1, 14}, MaxNgram: 4, VocabSize: 16000000, Heads: 8, CompressedVocab: 99092}
@@ -110,7 +110,7 @@ func TestGoldenSets(t *testing.T) {
 			} `json:"text_config"`
 			Image int `json:"image_token_id"`
 		}
-		unmarshal(t, testdata.Read(t, "model/"+set+"/checkpoint/config.json"), &config)
+		unmarshal(t, fixture.Read(t, "model/"+set+"/checkpoint/config.json"), &config)
 		var golden struct {
 			Engram map[string]json.RawMessage
 			Trace  struct {
@@ -124,7 +124,7 @@ func TestGoldenSets(t *testing.T) {
 				Rows map[string][][]int64 `json:"engram_ids"`
 			}
 		}
-		unmarshal(t, testdata.Read(t, "model/"+set+"/golden.json"), &golden)
+		unmarshal(t, fixture.Read(t, "model/"+set+"/golden.json"), &golden)
 		text := config.Text
 		l := layout(t, Params{LayerIDs: text.Layers, MaxNgram: text.Max, VocabSize: text.Vocab, Heads: text.Heads, CompressedVocab: text.Compressed})
 		for _, layer := range l.Layers {
@@ -237,7 +237,7 @@ func TestNormalize(t *testing.T) {
 }
 
 func TestMapOfTheDemoTokenizer(t *testing.T) {
-	dir := testdata.Demo(t)
+	dir := fixture.Demo(t)
 	raw, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -296,7 +296,7 @@ func TestBadVocabularies(t *testing.T) {
 
 // The V4 and V4.1 tokenizers give the same map; its hash was computed with the library that the reference uses.
 func TestMapOfTheReleaseTokenizer(t *testing.T) {
-	file, err := os.Open(filepath.Join(testdata.Root(t), "recipe", "token", "release", "tokenizer-v4.json.gz"))
+	file, err := os.Open(filepath.Join(fixture.Root(t), "recipe", "token", "release", "tokenizer-v4.json.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ import (
 	"testing"
 
 	"github.com/deepinfer-go/deepinfer/core/model/config"
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 )
 
 var (
@@ -49,7 +49,7 @@ type goldenImages struct {
 
 func golden(t testing.TB) (g goldenImages) {
 	t.Helper()
-	if err := json.Unmarshal(testdata.Read(t, "image/images.json"), &g); err != nil {
+	if err := json.Unmarshal(fixture.Read(t, "image/images.json"), &g); err != nil {
 		t.Fatal(err)
 	}
 	return g
@@ -78,7 +78,7 @@ func TestGoldenImages(t *testing.T) {
 		t.Fatalf("%d images", len(g.Images))
 	}
 	for _, item := range g.Images {
-		img, err := Decode(testdata.Read(t, "image/"+item.File), Limits{})
+		img, err := Decode(fixture.Read(t, "image/"+item.File), Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -135,13 +135,13 @@ func TestGoldenPlans(t *testing.T) {
 			Best [4]int `json:"best_w_best_h_nw_nh"`
 		} `json:"image_plan"`
 	}
-	if err := json.Unmarshal(testdata.Read(t, "model/tiny/golden.json"), &g); err != nil {
+	if err := json.Unmarshal(fixture.Read(t, "model/tiny/golden.json"), &g); err != nil {
 		t.Fatal(err)
 	}
 	if len(g.Plans) == 0 {
 		t.Fatal("no plans")
 	}
-	cfg, err := config.Parse(testdata.Read(t, "model/tiny/checkpoint/config.json"))
+	cfg, err := config.Parse(fixture.Read(t, "model/tiny/checkpoint/config.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -356,7 +356,7 @@ func TestOrientationIsApplied(t *testing.T) {
 }
 
 func TestLimitsAndDamage(t *testing.T) {
-	dot := testdata.Read(t, "image/dot.png")
+	dot := fixture.Read(t, "image/dot.png")
 	huge := slices.Clone(dot)
 	binary.BigEndian.PutUint32(huge[16:], 1<<30)
 	binary.BigEndian.PutUint32(huge[29:], crc32.ChecksumIEEE(huge[12:29]))
@@ -406,7 +406,7 @@ func FuzzDecode(f *testing.F) {
 }
 
 func BenchmarkPreprocess(b *testing.B) {
-	img, err := Decode(testdata.Read(b, "image/large.png"), Limits{})
+	img, err := Decode(fixture.Read(b, "image/large.png"), Limits{})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/deepinfer-go/deepinfer/internal/testdata"
+	"github.com/deepinfer-go/deepinfer/internal/fixture"
 )
 
 // run executes the command and returns standard output and the exit code.
@@ -36,7 +36,7 @@ func run(t testing.TB, args ...string) (string, int, error) {
 
 func releaseDir(t testing.TB) string {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(testdata.Root(t), "core", "model", "config", "testdata", "v4.1-flash.json"))
+	raw, err := os.ReadFile(filepath.Join(fixture.Root(t), "core", "model", "config", "testdata", "v4.1-flash.json"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,9 +134,9 @@ func TestInspectTable(t *testing.T) {
 }
 
 func TestInspectAndVerifyRealCheckpoints(t *testing.T) {
-	dirs := map[string]string{"demo": testdata.Demo(t)}
+	dirs := map[string]string{"demo": fixture.Demo(t)}
 	for _, set := range []string{"tiny", "tiny-v4", "tiny-trained"} {
-		dirs[set] = filepath.Join(testdata.Dir(t, "model/"+set), "checkpoint")
+		dirs[set] = filepath.Join(fixture.Dir(t, "model/"+set), "checkpoint")
 	}
 	for name, dir := range dirs {
 		r := inspectJSON(t, dir)
@@ -151,7 +151,7 @@ func TestInspectAndVerifyRealCheckpoints(t *testing.T) {
 }
 
 func TestVerifyListsProblems(t *testing.T) {
-	from := filepath.Join(testdata.Dir(t, "model/tiny"), "checkpoint")
+	from := filepath.Join(fixture.Dir(t, "model/tiny"), "checkpoint")
 	dir := t.TempDir()
 	entries, err := os.ReadDir(from)
 	if err != nil {
