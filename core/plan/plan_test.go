@@ -126,3 +126,44 @@ func TestEncodeDecode(t *testing.T) {
 		t.Fatal("a decoded program differs")
 	}
 }
+
+// TestReleasesLower lowers the full-size models: every bucket of a serving machine validates, and the workspace stays near what one layer needs.
+func TestReleasesLower(t *testing.T) {
+	for _, name := range []string{"v4.1-flash", "v4-flash"} {
+		raw, err := os.ReadFile(filepath.Join("..", "model", "config", "testdata", name+".json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := config.Parse(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, numerics := range []string{"reference", "production"} {
+			if numerics == "production" && cfg.V4() {
+				continue
+			}
+			g, err := model.NewGraph(cfg, model.Options{Numerics: numerics})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, rows := range plan.Buckets(2048) {
+				p, err := plan.Lower(g, program.Bucket{Rows: rows, Seqs: min(rows, 256), Logits: min(rows, 256)})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if rows == 2048 && p.Workspace > 2<<30 {
+					t.Errorf("%s: workspace of %d bytes for 2048 rows", name, p.Workspace)
+				}
+			}
+		}
+		if cfg.Vision != nil {
+			g, err := model.NewVisionGraph(cfg, model.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := plan.Lower(g, program.Bucket{Rows: 9216, Seqs: 1, Logits: 1024}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
