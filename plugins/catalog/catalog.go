@@ -40,7 +40,8 @@ type Entry struct {
 // Options says what this machine is; zero values mean the running one.
 type Options struct {
 	OS, Arch string
-	Lock     *Lock // pins; nil = none
+	Unpinned bool  // read no lock file
+	Lock     *Lock // pins for every directory; nil = each directory's own plugins.lock.hcl, where there is one
 }
 
 // Builtin describes a backend linked into the program. score 0: only when named.
@@ -72,8 +73,18 @@ func Scan(dirs []string, opt Options) []Entry {
 			continue
 		}
 		slices.Sort(names)
+		here := opt
+		if path := filepath.Join(dir, LockName); here.Lock == nil && !opt.Unpinned {
+			switch here.Lock, err = ReadLock(path); {
+			case errors.Is(err, fs.ErrNotExist):
+				here.Lock = nil
+			case err != nil: // a lock that cannot be read pins nothing, so nothing is accepted
+				out = append(out, Entry{Dir: dir, State: Refused, Reason: err})
+				here.Lock = &Lock{Path: path}
+			}
+		}
 		for _, n := range names {
-			out = append(out, load(filepath.Join(dir, n), opt))
+			out = append(out, load(filepath.Join(dir, n), here))
 		}
 	}
 	return Unique(out)

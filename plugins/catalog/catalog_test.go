@@ -210,6 +210,14 @@ func TestLock(t *testing.T) {
 	if e := Scan([]string{dir}, Options{Lock: &Lock{Path: "empty"}})[0]; e.State != Refused || !strings.Contains(e.Reason.Error(), "not in the lock file") {
 		t.Errorf("unpinned: %v", e.Reason)
 	}
+	// The directory's own lock file counts without being asked for, also when it is broken.
+	if e := Scan([]string{dir}, Options{})[0]; e.State != Refused || !strings.Contains(e.Reason.Error(), "plugin lock") {
+		t.Errorf("lock file of the directory was overlooked: %+v", e)
+	}
+	write(t, path, "broken {")
+	if l := Scan([]string{dir}, Options{}); len(l) != 2 || l[0].State != Refused || l[1].State != Refused {
+		t.Errorf("broken lock file: %+v", l)
+	}
 	for _, bad := range []string{"x = 1", `backend {}`, `backend "a" { library = "zz" }`, "backend \"a\" {"} {
 		if _, err := parseLock([]byte(bad), "l.hcl"); err == nil {
 			t.Errorf("accepted: %s", bad)
