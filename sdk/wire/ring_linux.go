@@ -617,3 +617,13 @@ func (w *WorkerRing) Spent() (spin time.Duration, parks int64) {
 
 // Close unmaps ring and arenas. No other call may run.
 func (w *WorkerRing) Close() error { return errors.Join(w.arenas.close(), w.region.close()) }
+
+// Corrupt writes a submission that no worker may accept, for tests of what follows: every worker must refuse it.
+func (h *HostRing) Corrupt() {
+	clear(h.out[:])
+	head := h.head.Load()
+	h.writeSlot(offSubmission, head, &h.out)
+	index := h.word(offSubHead)
+	index.Store(head + 1)
+	futexWakeAll(index)
+}
