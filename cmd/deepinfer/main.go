@@ -18,6 +18,7 @@ import (
 	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/modelcli"
 	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/recipecli"
 	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/runcli"
+	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/servecli"
 	"github.com/deepinfer-go/deepinfer/plugins/catalog"
 )
 
@@ -97,7 +98,7 @@ func command() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, cmd.CommandPath())}
 	})
-	root.AddCommand(runcli.Command(), modelcli.Command(), recipecli.Command(), configcli.Command(), doctorcli.Command(findings, app.Directories()), versionCommand())
+	root.AddCommand(servecli.Command(version()), runcli.Command(), modelcli.Command(), recipecli.Command(), configcli.Command(), doctorcli.Command(findings, app.Directories()), versionCommand())
 	strict(root)
 	return root
 }

@@ -2,10 +2,13 @@ package app
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"os"
 	"strings"
 	"time"
 
@@ -56,7 +59,16 @@ type App struct {
 }
 
 // Open loads the model and starts its engine. Errors carry an exit code (Error); what is no usage error is a failure.
-func Open(ctx context.Context, opt Options) (a *App, err error) {
+func Open(ctx context.Context, opt Options) (*App, error) {
+	a, err := open(ctx, opt)
+	if err != nil {
+		return nil, errors.Join(err, a.release(context.WithoutCancel(ctx)))
+	}
+	return a, nil
+}
+
+// open returns what it has got so far also when it fails.
+func open(ctx context.Context, opt Options) (a *App, err error) {
 	if opt.Notice == nil {
 		opt.Notice = func(string) {}
 	}
@@ -75,7 +87,7 @@ func Open(ctx context.Context, opt Options) (a *App, err error) {
 		a.Numerics = opt.Numerics
 	}
 	if a.Numerics != "reference" && a.Numerics != "production" {
-		return nil, usage(fmt.Errorf("numerics %q: must be reference or production", a.Numerics))
+		return a, usage(fmt.Errorf("numerics %q: must be reference or production", a.Numerics))
 	}
 	if mc.Thinking == "on" || mc.Thinking == "off" {
 		on := mc.Thinking == "on"
@@ -83,28 +95,21 @@ func Open(ctx context.Context, opt Options) (a *App, err error) {
 	}
 	candidates, err := backends(cfg, opt.Backend, mc.Backend)
 	if err != nil {
-		return nil, err
+		return a, err
 	}
-	defer func() {
-		if err != nil {
-			a.release(context.WithoutCancel(ctx))
-			a = nil
-		}
-	}()
-
 	opt.Progress("reading the model", 0, 0)
 	if err := a.openModel(opt, mc); err != nil {
-		return nil, err
+		return a, err
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return a, err
 	}
 	if err := a.openTokenizer(); err != nil {
-		return nil, err
+		return a, err
 	}
 	a.Context = a.Model.Config.MaxPositionEmbeddings
 	if mc.Context > a.Context {
-		return nil, usage(fmt.Errorf("model %q: context = %d: the checkpoint allows %d (max_position_embeddings)", mc.Name, mc.Context, a.Context))
+		return a, usage(fmt.Errorf("model %q: context = %d: the checkpoint allows %d (max_position_embeddings)", mc.Name, mc.Context, a.Context))
 	}
 	if mc.Context > 0 {
 		a.Context = mc.Context
@@ -117,15 +122,15 @@ func Open(ctx context.Context, opt Options) (a *App, err error) {
 			break
 		}
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return a, ctx.Err()
 		}
 		tried = append(tried, fmt.Errorf("backend %q: %w", c.Name, err))
 		var u *Error
 		if errors.As(err, &u) || c.Required || i == len(candidates)-1 {
 			if errors.As(err, &u) {
-				return nil, &Error{Code: u.Code, Err: errors.Join(tried...)}
+				return a, &Error{Code: u.Code, Err: errors.Join(tried...)}
 			}
-			return nil, errors.Join(tried...)
+			return a, errors.Join(tried...)
 		}
 		opt.Notice(fmt.Sprintf("backend %q did not start (%v); trying %q", c.Name, oneLine(err), candidates[i+1].Name))
 	}
@@ -142,6 +147,12 @@ func (a *App) openModel(opt Options, mc conf.Model) (err error) {
 		a.Name, a.Aliases = baseName(opt.Dir), nil
 	}
 	if dir != "" {
+		if info, e := os.Stat(dir); e != nil || !info.IsDir() {
+			if e == nil {
+				e = errors.New("not a directory")
+			}
+			return usage(fmt.Errorf("model %s: %w; give the directory that holds config.json and the safetensors files", dir, e))
+		}
 		a.Model, err = model.Load(dir)
 		return err
 	}
@@ -285,7 +296,7 @@ func (a *App) start(ctx context.Context, opt Options, c candidate) (err error) {
 	e, err := engine.New(engine.Options{
 		Executor: exec, Geometry: eg, Programs: programs, Vision: tower,
 		Limits:       sched.Limits{Slots: seqs, Granules: granules, MaxRows: rows, MaxSeqs: seqs, MaxLogits: rows, MaxQueue: cfg.QueueLimit()},
-		QueueTimeout: cfg.Limits.QueueTimeout, Logger: opt.Logger,
+		QueueTimeout: cfg.Limits.QueueTimeout, Logger: opt.Logger, Random: seed,
 	})
 	if err != nil {
 		return err
@@ -320,6 +331,13 @@ func (a *App) granules(cfg *conf.Config, geo *model.Geometry, seqs int) (int, er
 		return 0, usage(fmt.Errorf("%s: holds %d granules of %d bytes (%d tokens each): needs at least %d bytes for a short request, and %d for one that fills the context of %d tokens", from, n, stride, size, 2*stride, int64(full)*stride, a.Context))
 	}
 	return n, nil
+}
+
+// seed draws a seed that clients can send back: the APIs take 63 bits.
+func seed() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the process instead
+	return binary.LittleEndian.Uint64(b[:]) >> 1
 }
 
 // Close stops the engine and ends the backend. Requests that run are cancelled: drain the engine first.

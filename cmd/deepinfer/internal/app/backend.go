@@ -91,11 +91,7 @@ func backends(cfg *conf.Config, flag, ofModel string) ([]candidate, error) {
 			for _, x := range cfg.Backends {
 				labels = append(labels, x.Name)
 			}
-			where := strings.Join(directories(b), ", ")
-			if where == "" {
-				where = "no backend directory was found"
-			}
-			err := fmt.Errorf("%s: no backend %q: built in are ref, null and fault; looked for %s%s in %s", from, name, b.LibraryName(), catalog.Suffix, where)
+			err := fmt.Errorf("%s: no backend %q: built in are ref, null and fault; %s%s was not found in %s", from, name, b.LibraryName(), catalog.Suffix, places(directories(b)))
 			if len(labels) > 0 {
 				err = fmt.Errorf("%w; the configuration has %s", err, strings.Join(labels, ", "))
 			}
@@ -118,10 +114,7 @@ func backends(cfg *conf.Config, flag, ofModel string) ([]candidate, error) {
 		return out, nil
 	}
 	cpu, _ := cfg.Backend("cpu")
-	reason := "no cpu library in " + strings.Join(directories(cpu), ", ")
-	if len(directories(cpu)) == 0 {
-		reason = "no directory with backend libraries"
-	}
+	reason := "no cpu library in " + places(directories(cpu))
 	for _, e := range catalog.Scan(directories(cpu), catalog.Options{}) {
 		switch {
 		case e.Name != "cpu":
@@ -137,6 +130,14 @@ func backends(cfg *conf.Config, flag, ofModel string) ([]candidate, error) {
 	r, _ := cfg.Backend("ref")
 	r.Required = true
 	return []candidate{{Backend: r, exact: true, note: "using the pure-Go backend ref, which is slower: " + reason + " (`make backends` builds it)"}}, nil
+}
+
+// places lists directories for a message.
+func places(dirs []string) string {
+	if len(dirs) == 0 {
+		return "bin/backends and backends beside the executable, which do not exist"
+	}
+	return strings.Join(dirs, ", ")
 }
 
 func builtin(library string) bool { return library == "ref" || library == "null" || library == "fault" }
@@ -185,7 +186,7 @@ func (c candidate) executor(opt Options) (engine.Executor, uint32, error) {
 	dirs := directories(c.Backend)
 	entry, err := catalog.Choose(catalog.Scan(dirs, catalog.Options{}), name)
 	if err != nil {
-		return nil, 0, fmt.Errorf("%w; looked in %s", err, strings.Join(dirs, ", "))
+		return nil, 0, fmt.Errorf("%w; looked in %s", err, places(dirs))
 	}
 	worker := c.Worker
 	if worker == "" {
