@@ -16,6 +16,7 @@ import (
 	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/configcli"
 	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/doctorcli"
 	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/modelcli"
+	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/plugincli"
 	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/recipecli"
 	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/runcli"
 	"github.com/deepinfer-go/deepinfer/cmd/deepinfer/internal/servecli"
@@ -98,7 +99,7 @@ func command() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, cmd.CommandPath())}
 	})
-	root.AddCommand(servecli.Command(version()), runcli.Command(), modelcli.Command(), recipecli.Command(), configcli.Command(), doctorcli.Command(findings, app.Directories()), versionCommand())
+	root.AddCommand(servecli.Command(version()), runcli.Command(), modelcli.Command(), recipecli.Command(), configcli.Command(), plugincli.Command(), doctorcli.Command(findings, app.Directories()), versionCommand())
 	strict(root)
 	return root
 }

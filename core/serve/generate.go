@@ -17,8 +17,10 @@ import (
 	"github.com/deepinfer-go/deepinfer/core/sample"
 	"github.com/deepinfer-go/deepinfer/recipe/chat"
 	"github.com/deepinfer-go/deepinfer/recipe/encoding"
+	"github.com/deepinfer-go/deepinfer/recipe/messages"
 	"github.com/deepinfer-go/deepinfer/recipe/parse"
 	"github.com/deepinfer-go/deepinfer/recipe/protocol"
+	"github.com/deepinfer-go/deepinfer/recipe/responses"
 )
 
 // wire is the encoder of one response: a Stream of recipe/chat, responses or messages.
@@ -81,6 +83,71 @@ func (s *Server) chat(rw http.ResponseWriter, r *http.Request) {
 			return st
 		}}, nil
 	})
+}
+
+// responses is POST /v1/responses. Nothing is stored yet: a response cannot be referred to later.
+func (s *Server) responses(rw http.ResponseWriter, r *http.Request) {
+	s.answer(rw.(*reply), r, func(m *Model, body []byte) (*job, error) {
+		req, err := responses.Decode(body, s.protocolOptions(m))
+		if err != nil {
+			return nil, err
+		}
+		if req.Background {
+			return nil, protocol.Invalid("background", "background is not supported: this server stores no responses").WithCode("unsupported_parameter")
+		}
+		req.Store = false
+		return &job{m: m, req: &req.Request, prefix: "resp_", encoder: func(h protocol.Header) wire { return responses.NewStream(req, h) }}, nil
+	})
+}
+
+// messages is POST /v1/messages.
+func (s *Server) messages(rw http.ResponseWriter, r *http.Request) {
+	s.answer(rw.(*reply), r, func(m *Model, body []byte) (*job, error) {
+		req, err := messages.Decode(body, s.protocolOptions(m))
+		if err != nil {
+			return nil, err
+		}
+		return &job{m: m, req: &req.Request, prefix: "msg_", encoder: func(h protocol.Header) wire { return messages.NewStream(req, h) }}, nil
+	})
+}
+
+// countTokens is POST /v1/messages/count_tokens.
+func (s *Server) countTokens(rw http.ResponseWriter, r *http.Request) {
+	w := rw.(*reply)
+	m, err := s.begin()
+	if err == nil {
+		defer s.end()
+		var body []byte
+		if body, err = s.body(w, r); err == nil {
+			var n int
+			if n, err = s.promptLength(r.Context(), m, body); err == nil {
+				w.Header().Set("Content-Type", "application/json")
+				w.Write(append(messages.CountTokens(int64(n)), '\n'))
+				return
+			}
+		}
+	}
+	s.refuse(w, r, err)
+}
+
+func (s *Server) promptLength(ctx context.Context, m *Model, body []byte) (int, error) {
+	req, err := messages.Decode(body, s.protocolOptions(m))
+	if err != nil {
+		return 0, err
+	}
+	imgs, err := m.decodeImages(ctx, &req.Conversation)
+	if err != nil {
+		return 0, err
+	}
+	p, err := m.Encoder.Encode(&req.Conversation, encoding.Options{})
+	if err != nil {
+		return 0, protocol.Invalid("messages", "%s", err.Error())
+	}
+	n := len(p.Tokens)
+	for i := range p.Images {
+		n += imgs[p.Images[i].Image].Plan.Tokens() - p.Images[i].Tokens
+	}
+	return n, nil
 }
 
 // job is a decoded request.

@@ -26,7 +26,7 @@ func (m *Model) decodeImages(ctx context.Context, conv *conversation.Conversatio
 	v := m.Model.Config.Vision
 	where := func(img *conversation.Image) string {
 		if img.Path != "" {
-			return img.Path
+			return strings.TrimPrefix(img.Path, ".")
 		}
 		return "messages"
 	}

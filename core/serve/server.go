@@ -115,18 +115,21 @@ func New(opt Options) (*Server, error) {
 	}
 	post := func(h http.HandlerFunc) map[string]http.HandlerFunc { return map[string]http.HandlerFunc{"POST": h} }
 	s.routes = map[string]map[string]http.HandlerFunc{
-		"/":                    get(s.file("index.html")),
-		"/page/style.css":      get(s.file("style.css")),
-		"/page/chat.js":        get(s.file("chat.js")),
-		"/livez":               get(s.livez),
-		"/readyz":              get(s.readyz),
-		"/health":              get(s.health),
-		"/version":             get(s.version),
-		"/v1/models":           get(s.models),
-		"/v1/models/{id}":      get(s.oneModel),
-		"/v1/chat/completions": post(s.chat),
-		"/tokenize":            post(s.tokenize),
-		"/detokenize":          post(s.detokenize),
+		"/":                         get(s.file("index.html")),
+		"/page/style.css":           get(s.file("style.css")),
+		"/page/chat.js":             get(s.file("chat.js")),
+		"/livez":                    get(s.livez),
+		"/readyz":                   get(s.readyz),
+		"/health":                   get(s.health),
+		"/version":                  get(s.version),
+		"/v1/models":                get(s.models),
+		"/v1/models/{id}":           get(s.oneModel),
+		"/v1/chat/completions":      post(s.chat),
+		"/v1/responses":             post(s.responses),
+		"/v1/messages":              post(s.messages),
+		"/v1/messages/count_tokens": post(s.countTokens),
+		"/tokenize":                 post(s.tokenize),
+		"/detokenize":               post(s.detokenize),
 	}
 	if !opt.NoMetrics {
 		s.routes["/metrics"] = get(s.metricsHandler())
@@ -380,17 +383,23 @@ func writeError(w http.ResponseWriter, e *protocol.Error) {
 	if (e.Status() == http.StatusTooManyRequests || e.Status() == http.StatusServiceUnavailable) && h.Get("Retry-After") == "" {
 		h.Set("Retry-After", "1")
 	}
+	body := e.OpenAI()
+	if r, ok := w.(*reply); ok && r.anthropic {
+		body = e.Anthropic(r.id)
+		h.Set("Request-Id", r.id)
+	}
 	w.WriteHeader(e.Status())
-	w.Write(append(e.OpenAI(), '\n'))
+	w.Write(append(body, '\n'))
 }
 
 // reply is a ResponseWriter that knows what was written.
 type reply struct {
 	http.ResponseWriter
-	status int
-	bytes  int64
-	id     string // of the request
-	attrs  []slog.Attr
+	status    int
+	bytes     int64
+	id        string // of the request
+	anthropic bool   // errors in the shape of Messages
+	attrs     []slog.Attr
 }
 
 func (w *reply) WriteHeader(status int) {
@@ -418,6 +427,7 @@ func (s *Server) Handler() http.Handler { return http.HandlerFunc(s.serve) }
 func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
 	w := &reply{ResponseWriter: rw, id: requestID(r.Header.Get("X-Request-Id"))}
+	w.anthropic = within(r.URL.Path, "/v1/messages")
 	w.Header().Set("X-Request-Id", w.id)
 	defer func() {
 		if p := recover(); p != nil {
@@ -430,7 +440,7 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
 			}
 		}
 		level := slog.LevelInfo
-		if quiet[r.URL.Path] && w.status < 400 {
+		if quiet[r.URL.Path] {
 			level = slog.LevelDebug // probes and scrapes come every few seconds
 		}
 		attrs := append([]slog.Attr{slog.String("request", w.id), slog.String("method", r.Method), slog.String("path", r.URL.Path), slog.Int("status", w.status),
@@ -473,6 +483,8 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
 	}
 	h(w, r)
 }
+
+func within(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
 var quiet = map[string]bool{"/livez": true, "/readyz": true, "/health": true, "/metrics": true}
 
