@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -52,6 +54,19 @@ func (reporter) Notes() []string {
 	if unix.Getrlimit(unix.RLIMIT_CORE, &core) == nil {
 		out = append(out, fmt.Sprintf("core %d", core.Cur))
 	}
+	outside := os.Getenv("OUTSIDE")
+	try := func(what string, err error) { out = append(out, fmt.Sprintf("%s: %v", what, err)) }
+	try("write outside", os.WriteFile(filepath.Join(outside, "f"), nil, 0o644))
+	try("write scratch", os.WriteFile(filepath.Join(os.TempDir(), "f"), nil, 0o644))
+	_, err := os.ReadDir(outside)
+	try("read outside", err)
+	c, err := net.DialTimeout("tcp", os.Getenv("ADDRESS"), time.Second)
+	if err == nil {
+		c.Close()
+	}
+	try("tcp", err)
+	pid, _ := strconv.Atoi(os.Getenv("PARENT"))
+	try("signal", unix.Kill(pid, 0))
 	return append(out, fmt.Sprintf("group leader %v", unix.Getpgrp() == os.Getpid()))
 }
 
@@ -110,6 +125,63 @@ func TestSurroundingsOfAWorker(t *testing.T) {
 	}
 	if p.Ring.Epoch() != 3 {
 		t.Error("epoch")
+	}
+}
+
+func TestSandbox(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for name, c := range map[string]struct {
+		box  Sandbox
+		want []string
+		free bool
+	}{
+		"default": {Sandbox{}, []string{"write outside: open", "write scratch: <nil>", "read outside: <nil>", "tcp: dial", "signal: operation not permitted"}, false},
+		"opened":  {Sandbox{Network: true, Write: []string{"OUTSIDE"}}, []string{"write outside: <nil>", "tcp: <nil>", "signal: operation not permitted"}, false},
+		"off":     {Sandbox{Off: true}, []string{"write outside: <nil>", "tcp: <nil>", "signal: <nil>"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			outside := t.TempDir()
+			for i := range c.box.Write {
+				c.box.Write[i] = outside
+			}
+			p, err := Start(context.Background(), Spec{Worker: self(t), Backend: "x", Epoch: 1, Sandbox: c.box,
+				Env: []string{"OUTSIDE=" + outside, "ADDRESS=" + l.Addr().String(), fmt.Sprintf("PARENT=%d", os.Getpid())}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Stop(context.Background())
+			for _, y := range p.Layers {
+				if y.Name == "no_new_privs" && (y.State == "applied") == c.free {
+					t.Errorf("%+v", y)
+				}
+				if y.Name == "landlock" && y.State == "unsupported" {
+					t.Skip("this kernel has no Landlock: " + y.Detail)
+				}
+				if y.Name == "landlock" && (!c.free && (y.State != "applied" || !strings.Contains(y.Detail, "signals")) || c.free && y.State != "off") {
+					if strings.HasPrefix(y.Detail, "ABI ") && !strings.Contains(y.Detail, "signals") {
+						t.Skip("this kernel's Landlock is too old for every layer: " + y.Detail)
+					}
+					t.Errorf("%+v", y)
+				}
+			}
+			r, err := p.Control.Fingerprint(context.Background(), &controlpb.FingerprintRequest{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			notes := strings.Join(r.Notes, "\n")
+			for _, w := range c.want {
+				if !strings.Contains(notes, w) {
+					t.Errorf("missing %q in\n%s", w, notes)
+				}
+			}
+		})
+	}
+	if _, err := Start(context.Background(), Spec{Worker: self(t), Backend: "x", Sandbox: Sandbox{Write: []string{"a/b"}}}); err == nil || !strings.Contains(err.Error(), "must be absolute") {
+		t.Error(err)
 	}
 }
 

@@ -37,10 +37,19 @@ type Spec struct {
 	Epoch   uint32   // worker life, written into the ring
 	Policy  wire.Policy
 
+	Sandbox      Sandbox
 	StartTimeout time.Duration // handshake and Hello; 0 = 10 s
 	CoreDumps    bool          // leave RLIMIT_CORE alone; off sets it to 0
 	OpenFiles    uint64        // RLIMIT_NOFILE, 0 = inherited
 	Logger       *slog.Logger  // log of the worker; nil = none
+}
+
+// Sandbox says what a worker may touch. The zero value is the safe one: it reads files but writes only its scratch directory and device nodes, opens no TCP connection, gains no privileges, and
+// cannot signal other processes, as far as the kernel knows these layers (Process.Layers tells).
+type Sandbox struct {
+	Off     bool     // no confinement at all
+	Network bool     // TCP stays open
+	Write   []string // further directories that may be written, absolute
 }
 
 // Layer is one confinement measure and what became of it: "applied", "unsupported" or "off".
@@ -148,6 +157,19 @@ func Start(ctx context.Context, spec Spec) (*Process, error) {
 	if l := spec.Library; l != nil {
 		cmd.ExtraFiles = append(cmd.ExtraFiles, l.file)
 		cmd.Env = append(cmd.Env, wire.EnvLibrary+"="+l.Path, wire.EnvPluginDir+"="+l.Dir)
+	}
+	if s := spec.Sandbox; !s.Off {
+		allow := []string{p.scratch}
+		if s.Network {
+			allow = append(allow, wire.SandboxNetwork)
+		}
+		for _, d := range s.Write {
+			if !filepath.IsAbs(d) || strings.ContainsRune(d, os.PathListSeparator) {
+				return fail("sandbox", fmt.Errorf("writable directory %q must be absolute and without %q", d, os.PathListSeparator))
+			}
+			allow = append(allow, d)
+		}
+		cmd.Env = append(cmd.Env, wire.EnvSandbox+"="+strings.Join(allow, string(os.PathListSeparator)))
 	}
 	cmd.Env = append(cmd.Env, spec.Env...)
 

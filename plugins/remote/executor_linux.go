@@ -213,6 +213,7 @@ func (e *Executor) begin(ctx context.Context) (err error) {
 	}
 	mayspin := policy.Spin
 	p, err := launch.Start(ctx, launch.Spec{Worker: e.opt.Worker, Backend: e.opt.Backend, Library: e.lib, Env: e.opt.Env, Epoch: e.epoch, Policy: policy,
+		Sandbox:      launch.Sandbox{Off: e.opt.NoSandbox, Network: e.opt.Network, Write: e.opt.WritePaths},
 		StartTimeout: e.opt.StartTimeout, Logger: e.opt.Logger.With("backend", e.opt.Backend, "epoch", e.epoch)})
 	if err != nil {
 		return err

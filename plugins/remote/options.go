@@ -23,6 +23,10 @@ type Options struct {
 	Open  backend.OpenOptions // settings of the device
 	Env   []string            // "KEY=value" for the worker; nothing is inherited
 
+	NoSandbox  bool     // no confinement of the worker
+	Network    bool     // the worker may open TCP connections
+	WritePaths []string // directories that the worker may write besides its scratch directory, absolute
+
 	Depth        int           // steps in flight, 1 to 8; default 2
 	SpinCap      time.Duration // longest spin while waiting; default 200 us, negative = never spin
 	Deadline     time.Duration // of one step; default 30 s

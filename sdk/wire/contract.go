@@ -24,7 +24,11 @@ const (
 	EnvLibrary   = "DEEPINFER_WORKER_LIBRARY"    // original path of the library behind FDLibrary, for messages
 	EnvPluginDir = "DEEPINFER_WORKER_PLUGIN_DIR" // directory of the manifest: where a library finds its companions
 	EnvScratch   = "DEEPINFER_WORKER_SCRATCH"    // private directory of this worker life
+	EnvSandbox   = "DEEPINFER_WORKER_SANDBOX"    // what stays allowed, joined by colons: directories that may be written, SandboxNetwork; absent = no confinement
 )
+
+// SandboxNetwork in EnvSandbox leaves TCP open: ranks of a group that spans hosts need it.
+const SandboxNetwork = "network"
 
 // Major is the wire major, negotiated by the plugin handshake. Ring layout, ABI and op set have numbers of their own, agreed by Hello.
 const Major = 1

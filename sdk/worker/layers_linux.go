@@ -35,6 +35,9 @@ func sandboxReport() []*controlpb.Layer {
 		}
 	}
 	out = append(out, layer("seccomp", filter == "2", "mode "+filter))
-	// Landlock binds threads made after it; it needs a launcher of one thread before exec, which this release does not have.
-	return append(out, layer("landlock", false, "not applied by this release"))
+	land := &controlpb.Layer{Name: "landlock", State: "off"}
+	if c, ok := confinement()["landlock"]; ok {
+		land.State, land.Detail = c[0], c[1]
+	}
+	return append(out, land)
 }

@@ -29,6 +29,9 @@ func Main(resolve func(name string) (backend.Backend, error)) {
 		os.Exit(2)
 	}
 	log := hclog.New(&hclog.LoggerOptions{Name: "worker", Level: hclog.Info, Output: stderr, JSONFormat: true})
+	if err := confine(); err != nil {
+		fail(log, err)
+	}
 	if err := takeStdin(); err != nil {
 		fail(log, err)
 	}
