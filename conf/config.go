@@ -74,7 +74,7 @@ type Backend struct {
 	Worker      string         `conf:"worker,path"`      // worker executable; default "" = deepinfer-worker beside deepinfer
 	Devices     []int          `conf:"devices"`          // device numbers; default none = device 0
 	Required    bool           `conf:"required"`         // true: the server does not start without it; default false = the next backend in order is tried
-	Accumulate  string         `conf:"accumulate"`       // "float32" (default) or "float64" (ref only: equals the oracle exactly, about half as fast)
+	Accumulate  string         `conf:"accumulate"`       // "float64" (ref, cpu: equals the oracle exactly) or "float32" (about twice as fast); "" (default): see Sums
 	Threads     int            `conf:"threads"`          // worker threads of host backends; default 0 = every core that the process may use; 0 .. 4096
 	Step        Step           `conf:"step"`             // hand-over of steps
 	Restart     Restart        `conf:"restart"`          // what happens when the worker dies
@@ -245,11 +245,27 @@ func defaultModel(name string) Model {
 
 func defaultBackend(name string) Backend {
 	return Backend{
-		Name: name, Accumulate: "float32",
+		Name:    name,
 		Step:    Step{Depth: 1, SpinCap: 200 * time.Microsecond, Deadline: time.Minute},
 		Restart: Restart{Max: 5, Window: 10 * time.Minute},
 		Sandbox: Sandbox{Enabled: true},
 	}
+}
+
+// Sums returns the type in which the backend sums: as configured, else float64 on the backends that are exact in it (ref, cpu, and fault over ref) and float32
+// on every other.
+func (b *Backend) Sums() string {
+	switch {
+	case b.Accumulate != "":
+		return b.Accumulate
+	case exactSums(b.LibraryName()):
+		return "float64"
+	}
+	return "float32"
+}
+
+func exactSums(library string) bool {
+	return library == "ref" || library == "cpu" || library == "fault"
 }
 
 // Model returns the model to serve: the first of the file.

@@ -265,9 +265,9 @@ func (k checker) backends() {
 			k.bad(p("library"), b.LibraryName(), "want a name from the catalog, not a path; put the directory into directories")
 		}
 		k.between(p("order"), b.Order, -1000, 1000)
-		k.oneOf(p("accumulate"), b.Accumulate, "float32", "float64")
-		if b.Accumulate == "float64" && b.LibraryName() != "ref" && b.LibraryName() != "fault" {
-			k.bad(p("accumulate"), b.Accumulate, "only ref accumulates in float64; library is %q", b.LibraryName())
+		k.oneOf(p("accumulate"), b.Accumulate, "", "float32", "float64")
+		if b.Accumulate == "float64" && !exactSums(b.LibraryName()) {
+			k.bad(p("accumulate"), b.Accumulate, "only ref and cpu accumulate in float64; library is %q", b.LibraryName())
 		}
 		k.between(p("threads"), b.Threads, 0, 4096)
 		devices := map[int]bool{}

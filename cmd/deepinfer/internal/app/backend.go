@@ -1,7 +1,6 @@
 package app
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,8 +73,7 @@ func Worker() string {
 // candidate is a backend that may run the model.
 type candidate struct {
 	conf.Backend
-	exact bool   // sums in float64, where nobody chose
-	note  string // said when it is taken
+	note string // said when it is taken
 }
 
 // backends lists the candidates, best first. A name from the flag or the model leaves no alternative.
@@ -98,7 +96,7 @@ func backends(cfg *conf.Config, flag, ofModel string) ([]candidate, error) {
 			return nil, usage(err)
 		}
 		b.Required = true
-		return []candidate{{Backend: b, exact: !chosen(cfg, b)}}, nil
+		return []candidate{{Backend: b}}, nil
 	}
 	switch {
 	case flag != "":
@@ -108,7 +106,7 @@ func backends(cfg *conf.Config, flag, ofModel string) ([]candidate, error) {
 	}
 	var out []candidate
 	for _, b := range cfg.BackendOrder() {
-		out = append(out, candidate{Backend: b, exact: !chosen(cfg, b)})
+		out = append(out, candidate{Backend: b})
 	}
 	if len(out) > 0 {
 		return out, nil
@@ -129,7 +127,7 @@ func backends(cfg *conf.Config, flag, ofModel string) ([]candidate, error) {
 	}
 	r, _ := cfg.Backend("ref")
 	r.Required = true
-	return []candidate{{Backend: r, exact: true, note: "using the pure-Go backend ref, which is slower: " + reason + " (`make backends` builds it)"}}, nil
+	return []candidate{{Backend: r, note: "using the pure-Go backend ref, which is slower: " + reason + " (`make backends` builds it)"}}, nil
 }
 
 // places lists directories for a message.
@@ -141,17 +139,6 @@ func places(dirs []string) string {
 }
 
 func builtin(library string) bool { return library == "ref" || library == "null" || library == "fault" }
-
-// chosen says whether the accumulation type of b was set by somebody.
-func chosen(cfg *conf.Config, b conf.Backend) bool {
-	var buf bytes.Buffer
-	var shown map[string]conf.Shown
-	if cfg.Show(&buf, "json") != nil || json.Unmarshal(buf.Bytes(), &shown) != nil {
-		return false
-	}
-	s, ok := shown["backend."+b.Name+".accumulate"]
-	return ok && s.Origin != "default"
-}
 
 func directories(b conf.Backend) []string {
 	if len(b.Directories) > 0 {
@@ -170,12 +157,8 @@ func (c candidate) executor(opt Options) (engine.Executor, uint32, error) {
 		device = c.Devices[0]
 	}
 	limits := supervise.Limits{Crashes: max(c.Restart.Max, 1), Window: c.Restart.Window} // one crash = never again
-	name := c.LibraryName()
+	name, acc := c.LibraryName(), accumulator(c.Sums())
 	if builtin(name) {
-		acc := accumulator(c.Accumulate)
-		if c.exact && name != "null" {
-			acc = abi.F64
-		}
 		b, config, err := c.inProcess(name, acc)
 		if err != nil {
 			return nil, 0, err
@@ -201,9 +184,16 @@ func (c candidate) executor(opt Options) (engine.Executor, uint32, error) {
 		}
 		return nil, 0, fmt.Errorf("worker: %w", err)
 	}
+	settings := maps.Clone(c.Config)
+	if name == "cpu" || c.Accumulate != "" { // other libraries need not know the key
+		if settings == nil {
+			settings = map[string]any{}
+		}
+		settings["accumulate"] = c.Sums()
+	}
 	var config []byte
-	if len(c.Config) > 0 {
-		if config, err = json.Marshal(c.Config); err != nil {
+	if len(settings) > 0 {
+		if config, err = json.Marshal(settings); err != nil {
 			return nil, 0, usage(fmt.Errorf("config: %w", err))
 		}
 	}
@@ -226,7 +216,7 @@ func (c candidate) executor(opt Options) (engine.Executor, uint32, error) {
 		Index: device, Open: backend.OpenOptions{Threads: c.Threads, Config: config}, Env: env,
 		Depth: c.Step.Depth, SpinCap: spin, Deadline: deadline, Limits: limits, Logger: opt.Logger,
 	})
-	return e, abi.F32, err
+	return e, acc, err
 }
 
 // inProcess returns a built-in backend and the JSON of its settings.
