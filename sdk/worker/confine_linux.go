@@ -53,6 +53,10 @@ func confine() error {
 		return fmt.Errorf("landlock: %w", err)
 	}
 	env := append(os.Environ(), confined+"="+strings.Join(report, ";"))
+	// By its path, so that process listings show the program's name; the link serves when the file was replaced meanwhile.
+	if path, err := os.Readlink("/proc/self/exe"); err == nil {
+		_ = unix.Exec(path, os.Args, env)
+	}
 	return fmt.Errorf("start anew after confinement: %w", unix.Exec("/proc/self/exe", os.Args, env))
 }
 
