@@ -45,7 +45,7 @@ func (p *Parser) hardText(seg []byte, hi int64) {
 		p.open(Reasoning, 0)
 		p.advance(hi, true, true)
 		p.emit(Reasoning, 0, seg)
-	case hContent, hJSONFence, hJSONBare:
+	case hContent, hJSONFence, hJSONBare, hPlain:
 		p.started = true
 		p.seeQuotes(seg)
 		p.open(Text, 0)

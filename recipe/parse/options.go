@@ -33,6 +33,9 @@ type Tool struct {
 type Options struct {
 	conversation.Parsing
 
+	// Plain looks for stop strings only: every token is text, line feeds at the start included. For completions without turns.
+	Plain bool
+
 	// Compat gives the behaviour of the reference adapter instead of the hardened grammar.
 	Compat bool
 

@@ -39,6 +39,7 @@ const (
 	hArgs    // inside a call between parameters
 	hValue   // inside a parameter
 	hBody    // inside a call whose body is a JSON object
+	hPlain   // no markup at all
 
 	stateCount
 )
@@ -153,6 +154,10 @@ func New(opt Options) (*Parser, error) {
 	default:
 		p.enterContent()
 		p.lead = true
+	}
+	if opt.Plain {
+		p.compat, p.st, p.lead = false, hPlain, false
+		return p, nil
 	}
 	if opt.StartsInCalls && opt.ToolCalls {
 		p.enter(cBlock, hBetween)
@@ -494,7 +499,7 @@ func (p *Parser) scan() {
 		}
 		a := tables()[p.st][index(p.opt.ToolCalls)][index(p.text)]
 		stops := p.stops
-		if p.st != cContent && p.st != hContent && !p.jsonState() {
+		if p.st != cContent && p.st != hContent && p.st != hPlain && !p.jsonState() {
 			stops = nil
 		}
 		if act, size, stop := p.find(a, stops); stop > 0 {

@@ -40,6 +40,13 @@ func (w *JSON) Key(k string) *JSON {
 	return w
 }
 
+// Name writes a key that may need escapes.
+func (w *JSON) Name(k string) *JSON {
+	w.sep()
+	w.B = append(pyjson.AppendString(w.B, k), ':')
+	return w
+}
+
 // Str writes a string.
 func (w *JSON) Str(s string) *JSON { w.sep(); w.B = pyjson.AppendString(w.B, s); return w }
 

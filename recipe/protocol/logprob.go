@@ -30,6 +30,9 @@ func (w *JSON) Logprobs(logs []parse.TokenLogprob, compat bool) {
 	w.End()
 }
 
+// TokenText spells a token: its text, or its bytes escaped after bytes: when they are no text.
+func TokenText(b string) string { return tokenText(b, false) }
+
 // tokenText spells a token: its text, or its bytes escaped when they are no text.
 func tokenText(b string, compat bool) string {
 	if utf8.ValidString(b) {

@@ -582,9 +582,7 @@ func (s *Stream) response(w *protocol.JSON) {
 	}
 	sort.Strings(keys)
 	for _, k := range keys {
-		w.Str(k)
-		w.B = append(w.B, ':')
-		w.Str(s.req.Metadata[k])
+		w.Name(k).Str(s.req.Metadata[k])
 	}
 	w.Close().Close()
 }
