@@ -5,7 +5,7 @@
  *
  *  1. C11, LP64, little endian, fixed-width integers only. No bool, enum, long, bit-field.
  *  2. Every struct begins with uint32_t size, set by the caller from sizeof. Append only; a reader treats bytes past
- *     size as zero. Exceptions, frozen for good: di_str, di_tensor. Tables: absent or NULL = not implemented.
+ *     size as zero. Exceptions, frozen for good: di_str, di_tensor, and the array elements di_sampling, di_bias. Tables: absent or NULL = not implemented.
  *  3. layout.golden lists offset and size of each field; a C test and a Go test both compare with it.
  *  4. Strings are pointer + length, borrowed for the call. Who allocates frees. Error text goes into a caller buffer.
  *  5. No stdout, no signal handlers, no exit or abort on bad input, no fork, no thread left after close.
@@ -355,15 +355,31 @@ typedef struct {
   float top_p;      /* 0 or 1 = off */
   float min_p;      /* 0 = off */
   int32_t top_k;    /* 0 = off */
-  int32_t forced;   /* >= 0: not drawn, the row scores this id */
-  int32_t reserved[3];
+  int32_t forced;   /* >= 0: not drawn, the row scores this id; mask and biases have no effect */
+  int32_t mask;     /* row of the mask table, from 1; 0 = none */
+  int32_t bias_first, bias_count; /* entries of the bias table for this row */
 } di_sampling;
-/* spec serving 8.2, 8.3: filters temperature, top-k, top-p, min-p; Gumbel-max with Philox-4x32-10 keyed by (seed; id/4, pos, purpose 0, salt).
- * logits F32 [L,V]; params: L di_sampling in device memory; ids I32 [L]; logprob F32 [L] (from unfiltered logits); top_ids I32, top_logprob F32 [L,N] best first, ties to the lower id. */
+/* One change of one logit z. id >= 0: z[id] += add; add = -inf blocks the id. id < 0: z[~id] is divided by add where positive and multiplied by it
+ * elsewhere (repetition penalty), add > 0. Frozen at 8 bytes (array element). */
+typedef struct {
+  int32_t id;
+  float add;
+} di_bias;
+/* spec serving 8.2, 8.3. z = logits; the row's biases in their order, in the type of logits; ids whose mask bit is 0 become -inf; then the filters temperature, top-k,
+ * top-p, min-p and Gumbel-max with Philox-4x32-10 keyed by (seed; id/4, pos, purpose 0, salt), or the argmax of z. A row with mask or biases that leave no
+ * id above -inf gets id -1, which is not an error.
+ * logits F32 [L,V]; params: L di_sampling in device memory; ids I32 [L]; logprob F32 [L] (from the logits before any change; -inf for id -1); top_ids I32,
+ * top_logprob F32 [L,N] of the same logits, best first, ties to the lower id.
+ * masks: mask_rows rows of mask_words words in device memory, bit i%32 of word i/32 = id i is allowed, 32*mask_words >= V, bits from V on mean nothing.
+ * biases: bias_rows entries in device memory. Both may be NULL with 0 rows. */
 typedef struct {
   uint32_t size, top_n;
   const di_sampling *params;
   di_tensor logits, ids, logprob, top_ids, top_logprob;
+  const uint32_t *masks;
+  const di_bias *biases;
+  uint32_t mask_rows, mask_words;
+  uint32_t bias_rows, pad;
 } di_sample_args;
 /* accepted[s] = length of the longest prefix of draft[s,:n[s]] equal to ids rows first[s].. ; I32. */
 typedef struct { uint32_t size, pad; di_tensor ids, draft, count, first, accepted; } di_verify_args;

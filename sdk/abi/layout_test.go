@@ -40,7 +40,7 @@ var mirrors = []struct {
 	{"di_embed_args", EmbedArgs{}}, {"di_rms_norm_args", RMSNormArgs{}}, {"di_rope_args", RopeArgs{}}, {"di_quantize_args", QuantizeArgs{}}, {"di_hadamard_args", HadamardArgs{}},
 	{"di_mhc_mix_args", MHCMixArgs{}}, {"di_mhc_collapse_args", MHCCollapseArgs{}}, {"di_mhc_expand_args", MHCExpandArgs{}}, {"di_mhc_mean_args", MHCMeanArgs{}},
 	{"di_router_args", RouterArgs{}}, {"di_swiglu_args", SwigluArgs{}}, {"di_engram_hash_args", EngramHashArgs{}}, {"di_engram_mix_args", EngramMixArgs{}},
-	{"di_markov_args", MarkovArgs{}}, {"di_confidence_args", ConfidenceArgs{}}, {"di_sampling", Sampling{}}, {"di_sample_args", SampleArgs{}}, {"di_verify_args", VerifyArgs{}},
+	{"di_markov_args", MarkovArgs{}}, {"di_confidence_args", ConfidenceArgs{}}, {"di_sampling", Sampling{}}, {"di_bias", Bias{}}, {"di_sample_args", SampleArgs{}}, {"di_verify_args", VerifyArgs{}},
 	{"di_copy_args", CopyArgs{}}, {"di_cast_args", CastArgs{}}, {"di_add_args", AddArgs{}}, {"di_gelu_args", GeluArgs{}}, {"di_vision_attend_args", VisionAttendArgs{}}, {"di_vision_merge_args", VisionMergeArgs{}},
 	{"di_gemm_fns", GEMMFns{}}, {"di_attention_fns", AttentionFns{}}, {"di_alltoall_fns", AllToAllFns{}}, {"di_vector_fns", VectorFns{}},
 	{"di_device_info", DeviceInfo{}}, {"di_open_args", OpenArgs{}}, {"di_device_fns", DeviceFns{}}, {"di_memory_fns", MemoryFns{}}, {"di_queue_fns", QueueFns{}},
@@ -214,7 +214,7 @@ func TestCLayoutEqualsTheGolden(t *testing.T) {
 }
 
 func TestStructsFollowTheSizeRule(t *testing.T) {
-	frozen := map[string]int{"di_str": 16, "di_tensor": 64, "di_sampling": 48}
+	frozen := map[string]int{"di_str": 16, "di_tensor": 64, "di_sampling": 48, "di_bias": 8}
 	for _, s := range cStructs(t) {
 		if _, ok := frozen[s.name]; !ok && s.fields[0] != "size" {
 			t.Errorf("%s begins with %s, must begin with size", s.name, s.fields[0])

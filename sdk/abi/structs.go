@@ -518,14 +518,31 @@ type Sampling struct {
 	MinP        float32
 	TopK        int32
 	Forced      int32
-	Reserved    [3]int32
+	Mask        int32 // row of the mask table, from 1; 0 = none
+	BiasFirst   int32
+	BiasCount   int32
+}
+
+// Bias mirrors di_bias.
+//
+// One change of one logit z. id >= 0: z[id] += add; add = -inf blocks the id. id < 0: z[~id] is divided by add where positive and multiplied by it
+// elsewhere (repetition penalty), add > 0. Frozen at 8 bytes (array element).
+type Bias struct {
+	Id  int32
+	Add float32
 }
 
 // SampleArgs mirrors di_sample_args.
 //
-// spec serving 8.2, 8.3: filters temperature, top-k, top-p, min-p; Gumbel-max with Philox-4x32-10 keyed by (seed; id/4, pos, purpose 0, salt). logits
-// F32 [L,V]; params: L di_sampling in device memory; ids I32 [L]; logprob F32 [L] (from unfiltered logits); top_ids I32, top_logprob F32 [L,N] best
-// first, ties to the lower id.
+// spec serving 8.2, 8.3. z = logits; the row's biases in their order, in the type of logits; ids whose mask bit is 0 become -inf; then the filters
+// temperature, top-k, top-p, min-p and Gumbel-max with Philox-4x32-10 keyed by (seed; id/4, pos, purpose 0, salt), or the argmax of z. A row with mask
+// or biases that leave no id above -inf gets id -1, which is not an error.
+//
+// logits F32 [L,V]; params: L di_sampling in device memory; ids I32 [L]; logprob F32 [L] (from the logits before any change; -inf for id -1); top_ids
+// I32, top_logprob F32 [L,N] of the same logits, best first, ties to the lower id.
+//
+// masks: mask_rows rows of mask_words words in device memory, bit i%32 of word i/32 = id i is allowed, 32*mask_words >= V, bits from V on mean nothing.
+// biases: bias_rows entries in device memory. Both may be nil with 0 rows.
 type SampleArgs struct {
 	Size       uint32
 	TopN       uint32
@@ -535,6 +552,12 @@ type SampleArgs struct {
 	Logprob    Tensor
 	TopIds     Tensor
 	TopLogprob Tensor
+	Masks      *uint32
+	Biases     *Bias
+	MaskRows   uint32
+	MaskWords  uint32
+	BiasRows   uint32
+	Pad        uint32
 }
 
 // VerifyArgs mirrors di_verify_args.

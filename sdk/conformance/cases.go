@@ -686,6 +686,53 @@ func (l *list) sampling() {
 			a.Size = size(*a)
 			return a
 		}, "draws over %d", v)
+		l.add("sample", func(m *maker) any { // masks, biases, repetition, and both, greedy and drawn
+			inf := float32(math.Inf(1))
+			var p []abi.Sampling
+			var masks []uint32
+			var biases []abi.Bias
+			words := (v+31)/32 + 1 // a word more than needed
+			for i := range 24 {
+				s := abi.Sampling{Seed: m.Uint64(), Pos: int32(i), Forced: -1, Temperature: float32(i%3) * 0.6}
+				if i%4 == 3 {
+					s.TopK, s.TopP, s.MinP = 7, 0.8, 0.02
+				}
+				if i%2 == 0 {
+					s.Mask = int32(len(masks)/words) + 1
+					for range words {
+						masks = append(masks, m.Uint32()&m.Uint32())
+					}
+				}
+				if i%3 != 2 {
+					s.BiasFirst = int32(len(biases))
+					for range m.IntN(12) {
+						id := int32(m.IntN(v))
+						biases = append(biases, abi.Bias{Id: id, Add: float32(m.gauss() * 3)})
+						switch m.IntN(4) {
+						case 0:
+							biases = append(biases, abi.Bias{Id: ^id, Add: 1.25})
+						case 1:
+							biases = append(biases, abi.Bias{Id: int32(m.IntN(v)), Add: -inf})
+						}
+					}
+					s.BiasCount = int32(len(biases)) - s.BiasFirst
+				}
+				p = append(p, s)
+			}
+			p[20].Mask = int32(len(masks)/words) + 1 // nothing allowed
+			masks = append(masks, make([]uint32, words)...)
+			p[21].Forced, p[22].Mask = 0, p[20].Mask
+			logits := make([]float64, len(p)*v)
+			for i := range logits {
+				logits[i] = math.Round(m.gauss()*2*1024) / 1024
+			}
+			a := &abi.SampleArgs{Logits: m.accumOf("logits", logits, len(p), v), Params: (*abi.Sampling)(m.place("params", asBytes(p), abi.U8, 48, Exact, false)),
+				Ids: m.result("ids", abi.I32, Exact, len(p)), Logprob: m.result("logprob", abi.F32, Close, len(p)),
+				Masks: (*uint32)(m.place("masks", asBytes(masks), abi.I32, words, Exact, false)), Biases: (*abi.Bias)(m.place("biases", asBytes(biases), abi.U8, 8, Exact, false)),
+				MaskRows: uint32(len(masks) / words), MaskWords: uint32(words), BiasRows: uint32(len(biases))}
+			a.Size = size(*a)
+			return a
+		}, "masks and biases over %d", v)
 	}
 }
 

@@ -317,6 +317,129 @@ func TestSampleBoundaries(t *testing.T) {
 	}
 }
 
+// adjusted samples one row with masks and biases.
+func adjusted(t *testing.T, logits []float32, p abi.Sampling, masks []uint32, biases []abi.Bias) (id int32, lp float32, err error) {
+	t.Helper()
+	ids, lps := []int32{-7}, []float32{7}
+	words := (len(logits) + 31) / 32
+	a := &abi.SampleArgs{Params: &p, Logits: of(abi.F32, logits, 1, int64(len(logits))), Ids: of(abi.I32, ids, 1), Logprob: of(abi.F32, lps, 1),
+		MaskRows: uint32(len(masks) / words), MaskWords: uint32(words), BiasRows: uint32(len(biases)), Masks: unsafe.SliceData(masks), Biases: unsafe.SliceData(biases)}
+	a.Size = uint32(unsafe.Sizeof(*a))
+	err = New[float32](nil).Sample(a)
+	wide := make([]float64, len(logits))
+	for i, x := range logits {
+		wide[i] = float64(x)
+	}
+	wid, wlp := []int32{-7}, []float64{7}
+	b := *a
+	b.Logits, b.Ids, b.Logprob = of(abi.F64, wide, 1, int64(len(wide))), of(abi.I32, wid, 1), of(abi.F64, wlp, 1)
+	if werr := New[float64](nil).Sample(&b); (werr == nil) != (err == nil) || wid[0] != ids[0] {
+		t.Errorf("wide sums give id %d (%v), narrow ones %d (%v)", wid[0], werr, ids[0], err)
+	}
+	return ids[0], lps[0], err
+}
+
+// TestSampleAdjustments checks masks, biases and penalties, and that the log-probability is that of the logits before them.
+func TestSampleAdjustments(t *testing.T) {
+	inf := float32(math.Inf(1))
+	logits := []float32{1, 4, 3, 2, -1}
+	norm := 0.0
+	for _, x := range logits {
+		norm += math.Exp(float64(x))
+	}
+	greedy := abi.Sampling{Forced: -1}
+	for _, c := range []struct {
+		name   string
+		p      abi.Sampling
+		masks  []uint32
+		biases []abi.Bias
+		want   int32
+	}{
+		{"a mask takes the best id away", abi.Sampling{Forced: -1, Mask: 1}, []uint32{0b11101}, nil, 2},
+		{"the second mask row", abi.Sampling{Forced: -1, Mask: 2}, []uint32{0, 0b01001, 0}, nil, 3},
+		{"mask 0 is none", greedy, []uint32{0}, nil, 1},
+		{"bits beyond the vocabulary mean nothing", abi.Sampling{Forced: -1, Mask: 1}, []uint32{0xffffffe0}, nil, -1},
+		{"an empty mask gives no id", abi.Sampling{Forced: -1, Mask: 1, Temperature: 1, TopP: 0.9, TopK: 2, MinP: 0.1}, []uint32{0}, nil, -1},
+		{"a mask survives every filter", abi.Sampling{Forced: -1, Mask: 1, Temperature: 3, TopP: 0.5, TopK: 3, MinP: 0.2}, []uint32{0b10000}, nil, 4},
+		{"a bias lifts an id", abi.Sampling{Forced: -1, BiasCount: 1}, nil, []abi.Bias{{Id: 4, Add: 6}}, 4},
+		{"biases of one id add up", abi.Sampling{Forced: -1, BiasFirst: 1, BiasCount: 2}, nil, []abi.Bias{{Id: 2, Add: 99}, {Id: 0, Add: 2}, {Id: 0, Add: 1.5}}, 0},
+		{"minus infinity blocks", abi.Sampling{Forced: -1, BiasCount: 2, Temperature: 0.01}, nil, []abi.Bias{{Id: 1, Add: -inf}, {Id: 2, Add: -inf}}, 3},
+		{"blocking all gives no id", abi.Sampling{Forced: -1, BiasCount: 5}, nil, []abi.Bias{{Id: 0, Add: -inf}, {Id: 1, Add: -inf}, {Id: 2, Add: -inf}, {Id: 3, Add: -inf}, {Id: 4, Add: -inf}}, -1},
+		{"a bias cannot lift a masked id", abi.Sampling{Forced: -1, Mask: 1, BiasCount: 1}, []uint32{0b00111}, []abi.Bias{{Id: 4, Add: 100}}, 1},
+		{"repetition divides what is positive", abi.Sampling{Forced: -1, BiasCount: 1}, nil, []abi.Bias{{Id: ^1, Add: 2}}, 2},
+		{"repetition multiplies what is negative", abi.Sampling{Forced: -1, Mask: 1, BiasCount: 2}, []uint32{0b10001}, []abi.Bias{{Id: 0, Add: -1.5}, {Id: ^4, Add: 0.25}}, 4},
+		{"repetition sees the bias before it", abi.Sampling{Forced: -1, Mask: 1, BiasCount: 2}, []uint32{0b01010}, []abi.Bias{{Id: 1, Add: -6}, {Id: ^1, Add: 3}}, 3},
+		{"a forced id ignores both", abi.Sampling{Forced: 2, Mask: 1, BiasCount: 1}, []uint32{1}, []abi.Bias{{Id: 2, Add: -inf}}, 2},
+	} {
+		id, lp, err := adjusted(t, logits, c.p, c.masks, c.biases)
+		if err != nil || id != c.want {
+			t.Errorf("%s: id %d, want %d (%v)", c.name, id, c.want, err)
+			continue
+		}
+		if id < 0 {
+			if !math.IsInf(float64(lp), -1) {
+				t.Errorf("%s: log-probability %v, want -Inf", c.name, lp)
+			}
+			continue
+		}
+		near(t, c.name, float64(lp), float64(logits[id])-math.Log(norm), 1e-6)
+	}
+	nan := float32(math.NaN())
+	if id, lp, err := adjusted(t, []float32{nan, nan}, abi.Sampling{Forced: -1, Mask: 1}, []uint32{3}, nil); err != nil || id != -1 || lp == lp {
+		t.Errorf("NaN under a mask: id %d, log-probability %v, %v", id, lp, err)
+	}
+	for name, c := range map[string]struct {
+		p      abi.Sampling
+		masks  []uint32
+		biases []abi.Bias
+	}{
+		"mask beyond the table":  {abi.Sampling{Forced: -1, Mask: 2}, []uint32{1}, nil},
+		"negative mask":          {abi.Sampling{Forced: -1, Mask: -1}, []uint32{1}, nil},
+		"no table":               {abi.Sampling{Forced: -1, Mask: 1}, nil, nil},
+		"biases beyond":          {abi.Sampling{Forced: -1, BiasFirst: 1, BiasCount: 1}, nil, []abi.Bias{{Id: 0, Add: 1}}},
+		"negative count":         {abi.Sampling{Forced: -1, BiasCount: -1}, nil, []abi.Bias{{Id: 0, Add: 1}}},
+		"count overflows":        {abi.Sampling{Forced: -1, BiasFirst: math.MaxInt32, BiasCount: math.MaxInt32}, nil, []abi.Bias{{Id: 0, Add: 1}}},
+		"id beyond":              {greedy, nil, []abi.Bias{{Id: 5, Add: 1}}},
+		"repeated id beyond":     {greedy, nil, []abi.Bias{{Id: ^5, Add: 1}}},
+		"NaN":                    {greedy, nil, []abi.Bias{{Id: 0, Add: nan}}},
+		"plus infinity":          {greedy, nil, []abi.Bias{{Id: 0, Add: inf}}},
+		"factor 0":               {greedy, nil, []abi.Bias{{Id: ^0, Add: 0}}},
+		"factor below 0":         {greedy, nil, []abi.Bias{{Id: ^0, Add: -inf}}},
+		"factor plus infinity":   {greedy, nil, []abi.Bias{{Id: ^0, Add: inf}}},
+		"lowest id of all there": {greedy, nil, []abi.Bias{{Id: math.MinInt32, Add: 1}}},
+	} {
+		var be *backend.Error
+		if _, _, err := adjusted(t, logits, c.p, c.masks, c.biases); !errors.As(err, &be) || be.Scope != backend.ScopeStep {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
+
+// TestMaskedDrawsFollowProbabilities: a mask renormalises what it leaves, under the same noise.
+func TestMaskedDrawsFollowProbabilities(t *testing.T) {
+	logits := []float32{1, 0.5, 3, -1, 2.5, 0}
+	masks := []uint32{0b010110}
+	count := map[int32]int{}
+	const n = 4000
+	for i := range n {
+		id, _, err := adjusted(t, logits, abi.Sampling{Seed: 3, Pos: int32(i), Temperature: 1, Forced: -1, Mask: 1}, masks, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		count[id]++
+	}
+	sum := math.Exp(0.5) + math.Exp(3) + math.Exp(2.5)
+	for id, l := range map[int32]float64{1: 0.5, 2: 3, 4: 2.5} {
+		want := n * math.Exp(l) / sum
+		if d := float64(count[id]) - want; math.Abs(d) > 5*math.Sqrt(want) {
+			t.Errorf("id %d drawn %d times, want about %.0f", id, count[id], want)
+		}
+	}
+	if len(count) != 3 {
+		t.Errorf("drawn: %v", count)
+	}
+}
+
 // TestNucleusMatchesFullSort compares the progressive top-p with a plain sort over random rows.
 func TestNucleusMatchesFullSort(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))

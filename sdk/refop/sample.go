@@ -2,6 +2,7 @@ package refop
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"math/bits"
 	"slices"
@@ -68,10 +69,74 @@ func (o *Ops[F]) Sample(a *abi.SampleArgs) error {
 			return fault("sample", "row %d: temperature %v, must be finite and not negative", i, p.Temperature)
 		case !(p.TopP >= 0 && p.TopP <= 1) || !(p.MinP >= 0 && p.MinP <= 1) || p.TopK < 0:
 			return fault("sample", "row %d: top_p %v, min_p %v, top_k %d: out of range", i, p.TopP, p.MinP, p.TopK)
+		case p.Mask < 0 || int64(p.Mask) > int64(a.MaskRows) || p.Mask > 0 && (a.Masks == nil || 32*int64(a.MaskWords) < int64(v)):
+			return fault("sample", "row %d: mask %d of %d with %d words each for a vocabulary of %d", i, p.Mask, a.MaskRows, a.MaskWords, v)
+		case p.BiasFirst < 0 || p.BiasCount < 0 || int64(p.BiasFirst)+int64(p.BiasCount) > int64(a.BiasRows) || p.BiasCount > 0 && a.Biases == nil:
+			return fault("sample", "row %d: %d biases from %d, the table has %d", i, p.BiasCount, p.BiasFirst, a.BiasRows)
+		}
+	}
+	for i := range int(a.BiasRows) {
+		if a.Biases == nil {
+			break // no row has one
+		}
+		b := unsafe.Slice(a.Biases, a.BiasRows)[i]
+		if err := CheckBias(b, v); err != nil {
+			return fault("sample", "bias %d: %v", i, err)
 		}
 	}
 	o.do(l, 8*v, o.start(loopSample, unsafe.Pointer(a)))
 	return nil
+}
+
+// CheckBias reports a bias entry that di_bias does not allow.
+func CheckBias(b abi.Bias, vocab int) error {
+	id, factor := b.Id, b.Id < 0
+	if factor {
+		id = ^id
+	}
+	switch {
+	case int(id) >= vocab:
+		return fmt.Errorf("id %d, the vocabulary has %d", id, vocab)
+	case b.Add != b.Add || b.Add > math.MaxFloat32 || factor && !(b.Add > 0):
+		return fmt.Errorf("id %d: value %v is not usable", id, b.Add)
+	}
+	return nil
+}
+
+// adjust applies the biases and the mask of a row to a copy of its logits, nil when it has neither.
+func adjust[F Float](sc *scratch[F], logits []F, a *abi.SampleArgs, p *abi.Sampling) []F {
+	if p.Mask == 0 && p.BiasCount == 0 {
+		return nil
+	}
+	neg := F(math.Inf(-1))
+	z := sc.floats(len(logits))
+	copy(z, logits)
+	if p.BiasCount > 0 {
+		for _, b := range unsafe.Slice(a.Biases, a.BiasRows)[p.BiasFirst:][:p.BiasCount] {
+			switch id := b.Id; {
+			case id >= 0:
+				z[id] += F(b.Add)
+			case z[^id] > 0:
+				z[^id] /= F(b.Add)
+			default:
+				z[^id] *= F(b.Add)
+			}
+		}
+	}
+	if p.Mask > 0 {
+		words := int(a.MaskWords)
+		for at, w := range unsafe.Slice(a.Masks, int(a.MaskRows)*words)[int(p.Mask-1)*words:][:words] {
+			if w == math.MaxUint32 {
+				continue
+			}
+			for i := at * 32; i < min(at*32+32, len(z)); i++ {
+				if w>>(i&31)&1 == 0 {
+					z[i] = neg
+				}
+			}
+		}
+	}
+	return z
 }
 
 func (j *loopJob[F]) sample(sc *scratch[F], i int) {
@@ -79,20 +144,20 @@ func (j *loopJob[F]) sample(sc *scratch[F], i int) {
 	v := int(a.Logits.Dim[1])
 	p := &unsafe.Slice(a.Params, i+1)[i]
 	logits := readF(&a.Logits, i*a.Logits.RowStride(), v, &sc.arena)
-	top := F(math.Inf(-1))
-	arg := 0
-	for q, x := range logits {
-		if x > top {
-			top, arg = x, q
-		}
-	}
-	id := arg
-	switch {
-	case p.Forced >= 0:
+	top, id := argmax(logits)
+	id = max(id, 0)
+	if p.Forced >= 0 {
 		id = int(p.Forced)
-	case p.Temperature > 0:
-		if d := draw(sc, logits, p); d >= 0 {
-			id = d
+	} else {
+		z := logits
+		if y := adjust(sc, logits, a, p); y != nil {
+			z = y
+			_, id = argmax(z)
+		}
+		if p.Temperature > 0 && id >= 0 {
+			if d := draw(sc, z, p); d >= 0 {
+				id = d
+			}
 		}
 	}
 	abi.Slice[int32](&a.Ids)[i] = int32(id)
@@ -106,7 +171,11 @@ func (j *loopJob[F]) sample(sc *scratch[F], i int) {
 	}
 	norm := F(math.Log(float64(sum)))
 	lp := sc.floats(1)
-	lp[0] = (logits[id] - top) - norm
+	lp[0] = F(math.Inf(-1))
+	if id >= 0 {
+		lp[0] = logits[id]
+	}
+	lp[0] = (lp[0] - top) - norm // NaN stays NaN without an id
 	writeF(&a.Logprob, i, lp)
 	n := int(a.TopN)
 	if n == 0 {
@@ -132,6 +201,17 @@ func (j *loopJob[F]) sample(sc *scratch[F], i int) {
 		val[q] = (val[q] - top) - norm
 	}
 	writeF(&a.TopLogprob, i*a.TopLogprob.RowStride(), val)
+}
+
+// argmax returns the highest value and its lowest id, -1 when no value is above minus infinity.
+func argmax[F Float](z []F) (top F, id int) {
+	top, id = F(math.Inf(-1)), -1
+	for q, x := range z {
+		if x > top {
+			top, id = x, q
+		}
+	}
+	return top, id
 }
 
 // draw applies the filters and takes the Gumbel maximum; -1 when no id has a finite score.

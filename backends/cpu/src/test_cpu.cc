@@ -390,6 +390,24 @@ void sampling() {
   CHECK(b.vector->sample(dev, queue, &a, f) == DI_OK, "%s", f.text().c_str());
   CHECK(ids[0] == 77 && ids[1] == 77 && ids[2] >= 0 && ids[2] < V && ids[3] == 4999, "%d %d %d %d", ids[0], ids[1], ids[2], ids[3]);
   CHECK(top[0] == 77 && top[1] == 4000 && top_lp[0] == lp[0] && lp[3] < lp[0], "top %d %d", top[0], top[1]);
+  uint32_t *masks = alloc<uint32_t>(2 * 157);
+  di_bias *biases = alloc<di_bias>(3);
+  masks[157 + 4000 / 32] = 1u << (4000 % 32);  // row 1: nothing, row 2: one id
+  biases[0] = {77, -INFINITY}, biases[1] = {100, 50}, biases[2] = {~100, 1e6f};
+  a.masks = masks, a.mask_rows = 2, a.mask_words = 157, a.biases = biases, a.bias_rows = 3;
+  p[0].mask = 1, p[1].mask = 2, p[2].bias_count = 2, p[3].forced = -1, p[3].bias_first = 0, p[3].bias_count = 3;
+  CHECK(b.vector->sample(dev, queue, &a, f) == DI_OK, "%s", f.text().c_str());
+  CHECK(ids[0] == -1 && lp[0] == -INFINITY && ids[1] == 4000 && ids[2] == 100 && ids[3] == 4000, "%d %d %d %d", ids[0], ids[1], ids[2], ids[3]);
+  CHECK(top[0] == 77 && top[3] == 77 && lp[1] == top_lp[4], "candidates are those of the logits: %d %d", top[0], top[3]);
+  p[1].mask = 3;
+  CHECK(b.vector->sample(dev, queue, &a, f) == DI_INVALID_ARGUMENT && f.text().find("mask 3 of 2") != std::string::npos, "%s", f.text().c_str());
+  p[1].mask = 0, p[3].bias_first = 1;
+  CHECK(b.vector->sample(dev, queue, &a, f) == DI_INVALID_ARGUMENT && f.text().find("the table has 3") != std::string::npos, "%s", f.text().c_str());
+  p[3].bias_first = 0, biases[1].id = V;
+  CHECK(b.vector->sample(dev, queue, &a, f) == DI_INVALID_ARGUMENT && f.text().find("bias 1: id 5000") != std::string::npos, "%s", f.text().c_str());
+  biases[1] = {~100, 0};
+  CHECK(b.vector->sample(dev, queue, &a, f) == DI_INVALID_ARGUMENT && f.text().find("not usable") != std::string::npos, "%s", f.text().c_str());
+  biases[1] = {100, 1};
   p[0].temperature = NAN;
   CHECK(b.vector->sample(dev, queue, &a, f) == DI_INVALID_ARGUMENT, "NaN temperature");
 }

@@ -114,6 +114,41 @@ static int64_t draw(Arena &a, const real *logits, int64_t v, const di_sampling &
   return id;
 }
 
+// Refuses a bias entry that di_bias does not allow.
+static void check_bias(int64_t i, const di_bias &b, int64_t v) {
+  int64_t id = b.id < 0 ? ~int64_t(b.id) : b.id;
+  if (id >= v) refuse("bias %lld: id %lld, the vocabulary has %lld", (long long)i, (long long)id, (long long)v);
+  if (!(b.add < kInf) || (b.id < 0 && !(b.add > 0))) refuse("bias %lld: id %lld: value %g is not usable", (long long)i, (long long)id, double(b.add));
+}
+
+// The row's biases and mask applied to a copy of its logits; the logits themselves when it has neither.
+static const real *adjust(Arena &s, const real *logits, int64_t v, const di_sample_args &a, const di_sampling &p) {
+  if (p.mask == 0 && p.bias_count == 0) return logits;
+  real *z = s.get<real>(v);
+  std::copy(logits, logits + v, z);
+  for (int64_t i = p.bias_first; i < int64_t(p.bias_first) + p.bias_count; i++) {
+    const di_bias &b = a.biases[i];
+    if (b.id >= 0) z[b.id] += real(b.add);
+    else if (z[~b.id] > 0) z[~b.id] /= real(b.add);
+    else z[~b.id] *= real(b.add);
+  }
+  if (p.mask > 0) {
+    const uint32_t *m = a.masks + int64_t(p.mask - 1) * a.mask_words;
+    for (int64_t i = 0; i < v; i++)
+      if (!(m[i >> 5] >> (i & 31) & 1)) z[i] = -real(kInf);
+  }
+  return z;
+}
+
+// The highest value and its lowest id, -1 when none is above minus infinity.
+static int64_t argmax(const real *z, int64_t v, real &top) {
+  int64_t id = -1;
+  top = -real(kInf);
+  for (int64_t q = 0; q < v; q++)
+    if (z[q] > top) top = z[q], id = q;
+  return id;
+}
+
 di_rc SUMS(sample)(di_device *dev, di_queue *, const di_sample_args *args, di_fail *f) {
   return guard(f, [&] {
     const auto a = known(args, "args");
@@ -136,25 +171,33 @@ di_rc SUMS(sample)(di_device *dev, di_queue *, const di_sample_args *args, di_fa
       if (!(p.temperature >= 0) || p.temperature == kInf) refuse("row %lld: temperature %g, must be finite and not negative", (long long)i, double(p.temperature));
       if (!(p.top_p >= 0 && p.top_p <= 1) || !(p.min_p >= 0 && p.min_p <= 1) || p.top_k < 0)
         refuse("row %lld: top_p %g, min_p %g, top_k %d: out of range", (long long)i, double(p.top_p), double(p.min_p), p.top_k);
+      if (p.mask < 0 || int64_t(p.mask) > int64_t(a.mask_rows) || (p.mask > 0 && (!a.masks || 32 * int64_t(a.mask_words) < v)))
+        refuse("row %lld: mask %d of %u with %u words each for a vocabulary of %lld", (long long)i, p.mask, a.mask_rows, a.mask_words, (long long)v);
+      if (p.bias_first < 0 || p.bias_count < 0 || int64_t(p.bias_first) + p.bias_count > int64_t(a.bias_rows) || (p.bias_count > 0 && !a.biases))
+        refuse("row %lld: %d biases from %d, the table has %u", (long long)i, p.bias_count, p.bias_first, a.bias_rows);
     }
+    for (int64_t i = 0; a.biases && i < int64_t(a.bias_rows); i++) check_bias(i, a.biases[i], v);
     each(dev, l, 8 * v, [&](int64_t i, Arena &s) {
       const di_sampling &p = a.params[i];
       const real *logits = row<real>(a.logits, i);
-      real top = -real(kInf);
-      int64_t id = 0;
-      for (int64_t q = 0; q < v; q++)
-        if (logits[q] > top) top = logits[q], id = q;
+      real top;
+      int64_t id = std::max(argmax(logits, v, top), int64_t(0));
       if (p.forced >= 0) {
         id = p.forced;
-      } else if (p.temperature > 0) {
-        int64_t d = draw(s, logits, v, p);
-        if (d >= 0) id = d;
+      } else {
+        const real *z = adjust(s, logits, v, a, p);
+        real best;
+        if (z != logits) id = argmax(z, v, best);
+        if (p.temperature > 0 && id >= 0) {
+          int64_t d = draw(s, z, v, p);
+          if (d >= 0) id = d;
+        }
       }
       static_cast<int32_t *>(a.ids.data)[i] = int32_t(id);
       real *e = s.get<real>(v);
       for (int64_t q = 0; q < v; q++) e[q] = exp_f(logits[q] - top);
       real norm = log_f(fold(e, v));
-      static_cast<float *>(a.logprob.data)[i] = float((logits[id] - top) - norm);
+      static_cast<float *>(a.logprob.data)[i] = float(((id >= 0 ? logits[id] : -real(kInf)) - top) - norm);  // NaN stays NaN without an id
       if (n == 0) return;
       int32_t *ids = row<int32_t>(a.top_ids, i);
       real *val = s.get<real>(n);
