@@ -25,6 +25,7 @@ const (
 	waitSlice  = 20 * time.Millisecond // Wait looks at its context and at the worker's health this often
 	callLimit  = 30 * time.Second      // for control calls that only exchange a few words
 	termGrace  = 2 * time.Second       // SIGTERM to SIGKILL
+	tableWidth = 8192                  // block table entries of a sequence that an arena always has room for: contexts of 2^20 tokens. Untouched pages cost nothing
 	batchSize  = 4096                  // tensor descriptors in one call
 	closeLimit = 5 * time.Second       // for the device to close when the caller set no limit
 )
@@ -373,7 +374,7 @@ func (e *Executor) compile(ctx context.Context, l *life, id uint32) error {
 	if err := e.describe(ctx, l, p); err != nil {
 		return err
 	}
-	if err := e.grow(ctx, l, wire.RequestBytes(p, e.spec.Granules), wire.ReplyBytes(p)); err != nil {
+	if err := e.grow(ctx, l, wire.RequestBytes(p, max(e.spec.Granules, tableWidth)), wire.ReplyBytes(p)); err != nil {
 		return err
 	}
 	return l.call(ctx, e.opt.LoadTimeout, func(ctx context.Context) error {
