@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 )
 
 // Error is a failure with the status and the fields that the protocols' error bodies have.
@@ -18,9 +19,9 @@ type Error struct {
 	compat   bool
 }
 
-// Error gives the message with the field.
+// Error gives the message, with the field in front unless the message names it.
 func (e *Error) Error() string {
-	if e.Param != "" {
+	if e.Param != "" && !strings.Contains(e.Message, e.Param) {
 		return e.Param + ": " + e.Message
 	}
 	return e.Message
