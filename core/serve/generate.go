@@ -2,6 +2,8 @@ package serve
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"io"
@@ -16,11 +18,10 @@ import (
 	"github.com/deepinfer-go/deepinfer/core/engine"
 	"github.com/deepinfer-go/deepinfer/core/sample"
 	"github.com/deepinfer-go/deepinfer/recipe/chat"
+	"github.com/deepinfer-go/deepinfer/recipe/conversation"
 	"github.com/deepinfer-go/deepinfer/recipe/encoding"
-	"github.com/deepinfer-go/deepinfer/recipe/messages"
 	"github.com/deepinfer-go/deepinfer/recipe/parse"
 	"github.com/deepinfer-go/deepinfer/recipe/protocol"
-	"github.com/deepinfer-go/deepinfer/recipe/responses"
 )
 
 // wire is the encoder of one response: a Stream of recipe/chat, responses or messages.
@@ -85,78 +86,46 @@ func (s *Server) chat(rw http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// responses is POST /v1/responses. Nothing is stored yet: a response cannot be referred to later.
-func (s *Server) responses(rw http.ResponseWriter, r *http.Request) {
-	s.answer(rw.(*reply), r, func(m *Model, body []byte) (*job, error) {
-		req, err := responses.Decode(body, s.protocolOptions(m))
-		if err != nil {
-			return nil, err
-		}
-		if req.Background {
-			return nil, protocol.Invalid("background", "background is not supported: this server stores no responses").WithCode("unsupported_parameter")
-		}
-		req.Store = false
-		return &job{m: m, req: &req.Request, prefix: "resp_", encoder: func(h protocol.Header) wire { return responses.NewStream(req, h) }}, nil
-	})
-}
-
-// messages is POST /v1/messages.
-func (s *Server) messages(rw http.ResponseWriter, r *http.Request) {
-	s.answer(rw.(*reply), r, func(m *Model, body []byte) (*job, error) {
-		req, err := messages.Decode(body, s.protocolOptions(m))
-		if err != nil {
-			return nil, err
-		}
-		return &job{m: m, req: &req.Request, prefix: "msg_", encoder: func(h protocol.Header) wire { return messages.NewStream(req, h) }}, nil
-	})
-}
-
-// countTokens is POST /v1/messages/count_tokens.
-func (s *Server) countTokens(rw http.ResponseWriter, r *http.Request) {
-	w := rw.(*reply)
-	m, err := s.begin()
-	if err == nil {
-		defer s.end()
-		var body []byte
-		if body, err = s.body(w, r); err == nil {
-			var n int
-			if n, err = s.promptLength(r.Context(), m, body); err == nil {
-				w.Header().Set("Content-Type", "application/json")
-				w.Write(append(messages.CountTokens(int64(n)), '\n'))
-				return
-			}
-		}
-	}
-	s.refuse(w, r, err)
-}
-
-func (s *Server) promptLength(ctx context.Context, m *Model, body []byte) (int, error) {
-	req, err := messages.Decode(body, s.protocolOptions(m))
-	if err != nil {
-		return 0, err
-	}
-	imgs, err := m.decodeImages(ctx, &req.Conversation)
-	if err != nil {
-		return 0, err
-	}
-	p, err := m.Encoder.Encode(&req.Conversation, encoding.Options{})
-	if err != nil {
-		return 0, protocol.Invalid("messages", "%s", err.Error())
-	}
-	n := len(p.Tokens)
-	for i := range p.Images {
-		n += imgs[p.Images[i].Image].Plan.Tokens() - p.Images[i].Tokens
-	}
-	return n, nil
-}
-
 // job is a decoded request.
 type job struct {
 	m       *Model
 	req     *protocol.Request
 	ext     extensions
 	prefix  string // of the response's id
+	fixed   string // the id, once there is one
 	encoder func(protocol.Header) wire
+
+	// What follows is nil for a conversation that is answered and forgotten.
+	render  func(ctx context.Context) (*encoding.Prompt, error) // the prompt, if it is not the conversation's
+	parsing func(how conversation.Parsing) parse.Options        // of the output, likewise
+	budget  func(prompt, limit int64) (int64, error)            // most tokens of the answer
+	started func(wire) error                                    // the engine took the request; nothing was written
+	ended   func(wire)                                          // the response is complete or failed; its last bytes are not written yet
+}
+
+// id is of the response.
+func (j *job) id() string {
+	if j.fixed == "" {
+		j.fixed = j.prefix + randomID()
+	}
+	return j.fixed
+}
+
+func (j *job) maxTokens(prompt int) (int64, error) {
+	if j.budget != nil {
+		return j.budget(int64(prompt), int64(j.m.Context))
+	}
+	return j.req.ResolveMaxTokens(int64(prompt), int64(j.m.Context))
+}
+
+// parser makes the parser of one choice.
+func (j *job) parser(how conversation.Parsing) (*parse.Parser, error) {
+	opt := parse.Options{Parsing: how, Tools: parse.ToolsOf(&j.req.Conversation), FilterJSON: true}
+	if j.parsing != nil {
+		opt = j.parsing(how)
+	}
+	opt.Vocabulary = j.m.Tokenizer
+	return parse.New(opt)
 }
 
 // answer takes a request from its body to the last byte of the response.
@@ -215,6 +184,13 @@ func (s *Server) known(w *reply, err error) *protocol.Error {
 
 // prompt renders the conversation and encodes its images.
 func (s *Server) prompt(ctx context.Context, j *job) (*encoding.Prompt, []engine.ImageRows, error) {
+	if j.render != nil {
+		p, err := j.render(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return p, nil, j.fits(len(p.Tokens))
+	}
 	conv := &j.req.Conversation
 	imgs, err := j.m.decodeImages(ctx, conv)
 	if err != nil {
@@ -269,8 +245,9 @@ func (j *job) sampling() (sample.Params, error) {
 	if p.TopK != nil {
 		out.TopK = *p.TopK
 	}
+	out.Seed, out.Seeded = randomSeed(), true
 	if p.Seed != nil {
-		out.Seed, out.Seeded = uint64(*p.Seed), true
+		out.Seed = uint64(*p.Seed)
 	}
 	no := func(name, why string) (sample.Params, error) {
 		return out, protocol.Invalid(name, "%s is not supported by this server%s", name, why).WithCode("unsupported_parameter")
@@ -294,6 +271,13 @@ func (j *job) sampling() (sample.Params, error) {
 		}
 	}
 	return out, nil
+}
+
+// randomSeed draws a seed that a client can send back: the APIs take 63 bits.
+func randomSeed() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the process instead
+	return binary.LittleEndian.Uint64(b[:]) >> 1
 }
 
 // piece is what a choice became aware of.
@@ -321,7 +305,7 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 	if err != nil {
 		return err
 	}
-	budget, err := j.req.ResolveMaxTokens(int64(len(p.Tokens)), int64(j.m.Context))
+	budget, err := j.maxTokens(len(p.Tokens))
 	if err != nil {
 		return err
 	}
@@ -337,7 +321,7 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 	}
 	choices := make([]*choice, n)
 	for i := range choices {
-		parser, err := parse.New(parse.Options{Parsing: how, Tools: parse.ToolsOf(&j.req.Conversation), Vocabulary: j.m.Tokenizer, FilterJSON: true})
+		parser, err := j.parser(how)
 		if err != nil {
 			return err
 		}
@@ -358,7 +342,7 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 	if len(j.req.Warnings) > 0 {
 		h.Set("X-Deepinfer-Warning", strings.Join(j.req.Warnings, "; "))
 	}
-	enc := j.encoder(protocol.Header{ID: j.prefix + randomID(), Created: arrival.Unix(), Model: j.m.Name, Prompt: int64(len(p.Tokens))})
+	enc := j.encoder(protocol.Header{ID: j.id(), Created: arrival.Unix(), Model: j.m.Name, Prompt: int64(len(p.Tokens))})
 
 	pieces := make(chan piece)
 	var group sync.WaitGroup
@@ -368,14 +352,18 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 	defer group.Wait()
 	defer cancel()
 
+	first := enc.Start(nil)
+	if j.started != nil {
+		if err := j.started(enc); err != nil {
+			return err
+		}
+	}
 	out := &output{w: w, rc: http.NewResponseController(w), stall: s.opt.StreamStall, stream: j.req.Stream}
 	if out.stream {
 		h.Set("Content-Type", "text/event-stream; charset=utf-8")
 		h.Set("Cache-Control", "no-cache")
 		h.Set("X-Accel-Buffering", "no")
-		out.take(enc.Start(nil))
-	} else {
-		enc.Start(nil)
+		out.take(first)
 	}
 	tick := time.NewTicker(s.opt.KeepAlive)
 	defer tick.Stop()
@@ -394,11 +382,18 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 					return pc.err
 				}
 				e := s.known(w, pc.err)
-				out.take(enc.Close(enc.Fail(buf[:0], e)))
+				buf = enc.Close(enc.Fail(buf[:0], e))
+				if j.ended != nil {
+					j.ended(enc)
+				}
+				out.take(buf)
 				w.attrs = append(w.attrs, slog.String("failed", e.Message))
 				return nil
 			}
 			buf = enc.Events(buf[:0], pc.choice, pc.events, pc.usage)
+			if pc.last && left == 1 && j.ended != nil {
+				j.ended(enc)
+			}
 			if out.stream {
 				out.take(buf)
 			}

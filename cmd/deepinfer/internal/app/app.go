@@ -2,8 +2,6 @@ package app
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -296,7 +294,7 @@ func (a *App) start(ctx context.Context, opt Options, c candidate) (err error) {
 	e, err := engine.New(engine.Options{
 		Executor: exec, Geometry: eg, Programs: programs, Vision: tower,
 		Limits:       sched.Limits{Slots: seqs, Granules: granules, MaxRows: rows, MaxSeqs: seqs, MaxLogits: rows, MaxQueue: cfg.QueueLimit()},
-		QueueTimeout: cfg.Limits.QueueTimeout, Logger: opt.Logger, Random: seed,
+		QueueTimeout: cfg.Limits.QueueTimeout, Logger: opt.Logger,
 	})
 	if err != nil {
 		return err
@@ -331,13 +329,6 @@ func (a *App) granules(cfg *conf.Config, geo *model.Geometry, seqs int) (int, er
 		return 0, usage(fmt.Errorf("%s: holds %d granules of %d bytes (%d tokens each): needs at least %d bytes for a short request, and %d for one that fills the context of %d tokens", from, n, stride, size, 2*stride, int64(full)*stride, a.Context))
 	}
 	return n, nil
-}
-
-// seed draws a seed that clients can send back: the APIs take 63 bits.
-func seed() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the process instead
-	return binary.LittleEndian.Uint64(b[:]) >> 1
 }
 
 // Close stops the engine and ends the backend. Requests that run are cancelled: drain the engine first.
