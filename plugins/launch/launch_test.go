@@ -350,3 +350,30 @@ func TestWords(t *testing.T) {
 	}
 	fmt.Fprint(&words{}, strings.Repeat("x", 1<<20)+"\xff\n")
 }
+
+func TestScratchOfKilledEnginesIsSwept(t *testing.T) {
+	tmp := t.TempDir()
+	now := time.Now()
+	make := func(name string, age time.Duration) string {
+		p := filepath.Join(tmp, name)
+		if err := os.MkdirAll(filepath.Join(p, "plugin-dir1"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(p, now.Add(-age), now.Add(-age)); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	stale, young, other, live := make(scratchPrefix+"1", time.Hour), make(scratchPrefix+"2", time.Second), make("something-else", time.Hour), make(scratchPrefix+"3", time.Hour)
+	f, err := claim(live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	sweep(tmp, now)
+	for p, want := range map[string]bool{stale: false, young: true, other: true, live: true} {
+		if _, err := os.Stat(p); (err == nil) != want {
+			t.Errorf("%s: %v", p, err)
+		}
+	}
+}

@@ -85,6 +85,7 @@ type Process struct {
 	words    *words
 	lifeline *os.File
 	scratch  string
+	claim    *os.File // locked while this process uses scratch
 	stop     sync.Once
 	stopErr  error
 }
@@ -127,8 +128,12 @@ func Start(ctx context.Context, spec Spec) (*Process, error) {
 		p.Kill()
 		return nil, errors.Join(fmt.Errorf("%s: %w", what, err), p.Stop(context.Background()))
 	}
-	if p.scratch, err = os.MkdirTemp("", "deepinfer-worker-"); err != nil {
+	sweep(os.TempDir(), time.Now())
+	if p.scratch, err = os.MkdirTemp("", scratchPrefix); err != nil {
 		return nil, fmt.Errorf("scratch directory of the worker: %w", err)
+	}
+	if p.claim, err = claim(p.scratch); err != nil {
+		return fail("scratch directory of the worker", err)
 	}
 	life, lifeline, err := os.Pipe()
 	if err != nil {
@@ -370,7 +375,11 @@ func (p *Process) end(ctx context.Context) error {
 	if p.Ring != nil {
 		errs = append(errs, p.Ring.Close())
 	}
-	return errors.Join(append(errs, os.RemoveAll(p.scratch))...)
+	errs = append(errs, os.RemoveAll(p.scratch))
+	if p.claim != nil {
+		errs = append(errs, p.claim.Close())
+	}
+	return errors.Join(errs...)
 }
 
 func sysProcAttr() *unix.SysProcAttr {
