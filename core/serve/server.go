@@ -24,6 +24,7 @@ import (
 
 	"github.com/deepinfer-go/deepinfer/core/engine"
 	"github.com/deepinfer-go/deepinfer/core/model"
+	"github.com/deepinfer-go/deepinfer/core/serve/store"
 	"github.com/deepinfer-go/deepinfer/recipe/encoding"
 	"github.com/deepinfer-go/deepinfer/recipe/protocol"
 	"github.com/deepinfer-go/deepinfer/recipe/token"
@@ -43,6 +44,8 @@ type Options struct {
 	NoMetrics   bool          // leaves /metrics out
 	KeepAlive   time.Duration // between comments on a quiet stream; 0 = 15 s
 	Stuck       time.Duration // without a step while requests run: /livez fails; 0 = 60 s
+	Store       *store.Store  // of responses; nil = one in memory with the default bounds. The caller closes it after the server
+	Secret      []byte        // seals reasoning that clients keep, at least 16 bytes; nil = a new one, so that a restart forgets it
 }
 
 // Model is what is served.
@@ -73,6 +76,9 @@ type Server struct {
 	started time.Time
 	model   atomic.Pointer[Model]
 	routes  map[string]map[string]http.HandlerFunc // path, method
+	store   *store.Store
+	sealer  *sealer
+	tasks   tasks
 
 	mu       sync.Mutex
 	stage    string
@@ -110,31 +116,84 @@ func New(opt Options) (*Server, error) {
 		}
 		s.keys = append(s.keys, sha256.Sum256([]byte(k)))
 	}
+	var err error
+	if s.sealer, err = newSealer(opt.Secret); err != nil {
+		return nil, fmt.Errorf("new server: %w", err)
+	}
+	if s.store = opt.Store; s.store == nil {
+		if s.store, err = store.Open(store.Options{Logger: s.log}); err != nil {
+			return nil, fmt.Errorf("new server: %w", err)
+		}
+	}
+	if err := s.interrupted(); err != nil {
+		return nil, fmt.Errorf("new server: %w", err)
+	}
 	get := func(h http.HandlerFunc) map[string]http.HandlerFunc {
 		return map[string]http.HandlerFunc{"GET": h, "HEAD": h}
 	}
 	post := func(h http.HandlerFunc) map[string]http.HandlerFunc { return map[string]http.HandlerFunc{"POST": h} }
 	s.routes = map[string]map[string]http.HandlerFunc{
-		"/":                         get(s.file("index.html")),
-		"/page/style.css":           get(s.file("style.css")),
-		"/page/chat.js":             get(s.file("chat.js")),
-		"/livez":                    get(s.livez),
-		"/readyz":                   get(s.readyz),
-		"/health":                   get(s.health),
-		"/version":                  get(s.version),
-		"/v1/models":                get(s.models),
-		"/v1/models/{id}":           get(s.oneModel),
-		"/v1/chat/completions":      post(s.chat),
-		"/v1/responses":             post(s.responses),
-		"/v1/messages":              post(s.messages),
-		"/v1/messages/count_tokens": post(s.countTokens),
-		"/tokenize":                 post(s.tokenize),
-		"/detokenize":               post(s.detokenize),
+		"/":                              get(s.file("index.html")),
+		"/page/style.css":                get(s.file("style.css")),
+		"/page/chat.js":                  get(s.file("chat.js")),
+		"/livez":                         get(s.livez),
+		"/readyz":                        get(s.readyz),
+		"/health":                        get(s.health),
+		"/version":                       get(s.version),
+		"/v1/models":                     get(s.models),
+		"/v1/models/{id}":                get(s.oneModel),
+		"/v1/chat/completions":           post(s.chat),
+		"/v1/completions":                post(s.completions),
+		"/v1/responses/input_tokens":     post(s.inputTokens),
+		"/v1/responses/{id}":             {"GET": s.getResponse, "HEAD": s.getResponse, "DELETE": s.deleteResponse},
+		"/v1/responses/{id}/cancel":      post(s.cancelResponse),
+		"/v1/responses/{id}/input_items": get(s.inputItems),
+		"/v1/responses":                  post(s.responses),
+		"/v1/messages":                   post(s.messages),
+		"/v1/messages/count_tokens":      post(s.countTokens),
+		"/tokenize":                      post(s.tokenize),
+		"/detokenize":                    post(s.detokenize),
+	}
+	for alias, path := range aliases {
+		s.routes[alias] = s.routes[path]
 	}
 	if !opt.NoMetrics {
 		s.routes["/metrics"] = get(s.metricsHandler())
 	}
 	return s, nil
+}
+
+// aliases are further paths that clients use.
+var aliases = map[string]string{
+	"/chat/completions":                   "/v1/chat/completions",
+	"/beta/chat/completions":              "/v1/chat/completions",
+	"/beta/completions":                   "/v1/completions",
+	"/anthropic/v1/messages":              "/v1/messages",
+	"/anthropic/v1/messages/count_tokens": "/v1/messages/count_tokens",
+	"/anthropic/v1/models":                "/v1/models",
+}
+
+// route gives the methods of a path.
+func (s *Server) route(path string) map[string]http.HandlerFunc {
+	if m := s.routes[path]; m != nil && !strings.Contains(path, "{") {
+		return m
+	}
+	for _, dir := range []string{"/v1/models/", "/v1/responses/"} {
+		rest, ok := strings.CutPrefix(path, dir)
+		if !ok || rest == "" {
+			continue
+		}
+		id, tail := rest, ""
+		if dir == "/v1/responses/" {
+			if k := strings.IndexByte(rest, '/'); k >= 0 {
+				id, tail = rest[:k], rest[k:]
+			}
+		}
+		if id != "" {
+			return s.routes[dir+"{id}"+tail]
+		}
+	}
+	return nil
 }
 
 // SetProgress says how far loading is. total 0 = unknown.
@@ -338,12 +397,36 @@ func (m *Model) object(id string) modelObject {
 	return modelObject{ID: id, Object: "model", Created: m.Created.Unix(), OwnedBy: "deepinfer", Root: m.Name, Context: m.Context}
 }
 
+// anthropic is the shape that clients of the Messages protocol read.
+func (o modelObject) anthropic() any {
+	return struct {
+		Type    string `json:"type"`
+		ID      string `json:"id"`
+		Display string `json:"display_name"`
+		Created string `json:"created_at"`
+	}{"model", o.ID, o.ID, time.Unix(o.Created, 0).UTC().Format(time.RFC3339)}
+}
+
 func (s *Server) models(w http.ResponseWriter, r *http.Request) {
 	list := []modelObject{}
 	if m := s.model.Load(); m != nil {
 		for _, id := range append([]string{m.Name}, m.Aliases...) {
 			list = append(list, m.object(id))
 		}
+	}
+	if anthropicClient(r) {
+		page := struct {
+			Data  []any   `json:"data"`
+			First *string `json:"first_id"`
+			Last  *string `json:"last_id"`
+			More  bool    `json:"has_more"`
+		}{Data: []any{}}
+		for i := range list {
+			page.Data = append(page.Data, list[i].anthropic())
+			page.First, page.Last = &list[0].ID, &list[i].ID
+		}
+		writeJSON(w, http.StatusOK, page)
+		return
 	}
 	writeJSON(w, http.StatusOK, struct {
 		Object string        `json:"object"`
@@ -356,7 +439,11 @@ func (s *Server) oneModel(w http.ResponseWriter, r *http.Request) {
 	m := s.model.Load()
 	if m != nil {
 		if _, ok := m.names[id]; ok {
-			writeJSON(w, http.StatusOK, m.object(id))
+			if o := m.object(id); anthropicClient(r) {
+				writeJSON(w, http.StatusOK, o.anthropic())
+			} else {
+				writeJSON(w, http.StatusOK, o)
+			}
 			return
 		}
 	}
@@ -427,7 +514,10 @@ func (s *Server) Handler() http.Handler { return http.HandlerFunc(s.serve) }
 func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
 	begin := time.Now()
 	w := &reply{ResponseWriter: rw, id: requestID(r.Header.Get("X-Request-Id"))}
-	w.anthropic = within(r.URL.Path, "/v1/messages")
+	w.anthropic = within(r.URL.Path, "/v1/messages") || within(r.URL.Path, "/anthropic") || within(r.URL.Path, "/v1/models") && anthropicClient(r)
+	if w.anthropic {
+		w.Header().Set("Request-Id", w.id)
+	}
 	w.Header().Set("X-Request-Id", w.id)
 	defer func() {
 		if p := recover(); p != nil {
@@ -450,14 +540,14 @@ func (s *Server) serve(rw http.ResponseWriter, r *http.Request) {
 	if s.cors(w, r) {
 		return
 	}
-	path, methods := r.URL.Path, s.routes[r.URL.Path]
-	if rest, ok := strings.CutPrefix(path, "/v1/models/"); ok && rest != "" {
-		methods = s.routes["/v1/models/{id}"]
-	}
+	path := r.URL.Path
+	methods := s.route(path)
 	if methods == nil {
 		var known []string
 		for p := range s.routes {
-			known = append(known, p)
+			if _, alias := aliases[p]; !alias {
+				known = append(known, p)
+			}
 		}
 		slices.Sort(known)
 		writeError(w, protocol.NewError(http.StatusNotFound, "There is no endpoint %s. This server has %s.", path, strings.Join(known, ", ")))
@@ -490,19 +580,35 @@ var quiet = map[string]bool{"/livez": true, "/readyz": true, "/health": true, "/
 
 // needsKey says which endpoints API keys protect: those that run the model or describe it.
 func needsKey(path string) bool {
-	return strings.HasPrefix(path, "/v1/") || path == "/tokenize" || path == "/detokenize"
+	_, alias := aliases[path]
+	return strings.HasPrefix(path, "/v1/") || path == "/tokenize" || path == "/detokenize" || alias
 }
+
+func givenKey(r *http.Request) string {
+	if scheme, key, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "bearer") {
+		return strings.TrimSpace(key)
+	}
+	return r.Header.Get("X-Api-Key")
+}
+
+// tenant says whose stored responses a request sees: those of its API key; without keys everybody shares.
+func (s *Server) tenant(r *http.Request) string {
+	if len(s.keys) == 0 {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(givenKey(r)))
+	return hex.EncodeToString(sum[:8])
+}
+
+// anthropicClient says that a request comes from a client of the Messages protocol.
+func anthropicClient(r *http.Request) bool { return r.Header.Get("Anthropic-Version") != "" }
 
 // authorised compares hashes, all of them, so that time tells nothing about a key.
 func (s *Server) authorised(r *http.Request) bool {
 	if len(s.keys) == 0 {
 		return true
 	}
-	given := r.Header.Get("X-Api-Key")
-	if scheme, key, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "bearer") {
-		given = strings.TrimSpace(key)
-	}
-	sum := sha256.Sum256([]byte(given))
+	sum := sha256.Sum256([]byte(givenKey(r)))
 	found := 0
 	for i := range s.keys {
 		found |= subtle.ConstantTimeCompare(sum[:], s.keys[i][:])
