@@ -30,8 +30,8 @@ type Options struct {
 	// Compat is the behaviour of the reference adapter, error texts included.
 	Compat bool
 
-	// Models are the names that are accepted. Nil accepts every name, except in compat, which knows DeepSeek-V4-Pro and
-	// DeepSeek-V4.1-Flash and takes Models as further aliases.
+	// Models are the names that are accepted; a name that ends in * stands for all that start with it. Nil accepts every name, except
+	// in compat, which knows DeepSeek-V4-Pro and DeepSeek-V4.1-Flash and takes Models as further aliases.
 	Models map[string]Model
 	// V4 makes models without an entry in Models V4.
 	V4 bool
@@ -152,6 +152,15 @@ func (o *Options) resolve(name string) (Model, *Error) {
 	}
 	if o.Models == nil {
 		return Model{Name: name, V4: o.V4}, nil
+	}
+	best := ""
+	for pattern := range o.Models {
+		if start, ok := strings.CutSuffix(pattern, "*"); ok && strings.HasPrefix(name, start) && len(pattern) > len(best) {
+			best = pattern
+		}
+	}
+	if best != "" {
+		return o.Models[best], nil
 	}
 	known := make([]string, 0, len(o.Models))
 	for alias := range o.Models {
