@@ -415,7 +415,7 @@ func (e *Executable) load(st *program.Step) error {
 	put := func(v []int32) {
 		at[n] = len(buf)
 		n++
-		buf = append(buf, int32Bytes(v)...)
+		buf = append(buf, bytesOf(v)...)
 		for len(buf)%64 != 0 {
 			buf = append(buf, 0)
 		}
@@ -431,9 +431,13 @@ func (e *Executable) load(st *program.Step) error {
 		kept = &st.Kept
 		rows(kept)
 	}
-	sampling := len(buf)
-	for i := range st.Sampling {
-		buf = append(buf, unsafe.Slice((*byte)(unsafe.Pointer(&st.Sampling[i])), unsafe.Sizeof(st.Sampling[i]))...)
+	var tables [3]int // sampling, masks, biases
+	for i, raw := range [...][]byte{bytesOf(st.Sampling), bytesOf(st.Masks), bytesOf(st.Biases)} {
+		tables[i] = len(buf)
+		buf = append(buf, raw...)
+		for len(buf)%64 != 0 {
+			buf = append(buf, 0)
+		}
 	}
 	e.r.staging = buf
 	if len(buf) > e.r.inputsBytes {
@@ -467,7 +471,15 @@ func (e *Executable) load(st *program.Step) error {
 		point(&e.batch[1], kept, 13)
 	}
 	if e.sample != nil {
-		e.sample.Params = (*abi.Sampling)(unsafe.Add(e.r.inputs, sampling))
+		a := e.sample
+		a.Params = (*abi.Sampling)(unsafe.Add(e.r.inputs, tables[0]))
+		a.Masks, a.MaskRows, a.MaskWords, a.Biases, a.BiasRows = nil, 0, uint32(st.MaskWords), nil, uint32(len(st.Biases))
+		if len(st.Masks) > 0 && st.MaskWords > 0 {
+			a.Masks, a.MaskRows = (*uint32)(unsafe.Add(e.r.inputs, tables[1])), uint32(len(st.Masks)/st.MaskWords)
+		}
+		if len(st.Biases) > 0 {
+			a.Biases = (*abi.Bias)(unsafe.Add(e.r.inputs, tables[2]))
+		}
 	}
 	for i := range e.p.Buffers {
 		b := &e.p.Buffers[i]
@@ -488,9 +500,9 @@ func (e *Executable) load(st *program.Step) error {
 				}
 			}
 		case program.LogitsIndex:
-			src = int32Bytes(st.Logits)
+			src = bytesOf(st.Logits)
 		case program.KeptIndex:
-			src = int32Bytes(st.KeptIndex)
+			src = bytesOf(st.KeptIndex)
 		}
 		if len(src) > 0 {
 			if err := e.r.dev.Upload(dst, src); err != nil {
@@ -515,16 +527,16 @@ func (e *Executable) store(st *program.Step, res *program.Result) error {
 		switch b.Name {
 		case program.OutIDs:
 			res.IDs = grow(res.IDs, l)
-			dst = int32Bytes(res.IDs)
+			dst = bytesOf(res.IDs)
 		case program.OutLogProb:
 			res.LogProb = grow(res.LogProb, l)
-			dst = float32Bytes(res.LogProb)
+			dst = bytesOf(res.LogProb)
 		case program.OutTopIDs:
 			res.TopIDs = grow(res.TopIDs, l*st.TopN)
-			dst = int32Bytes(res.TopIDs)
+			dst = bytesOf(res.TopIDs)
 		case program.OutTopLogProb:
 			res.TopLogProb = grow(res.TopLogProb, l*st.TopN)
-			dst = float32Bytes(res.TopLogProb)
+			dst = bytesOf(res.TopLogProb)
 		case program.OutRows:
 			res.Rows = grow(res.Rows, l*b.Width())
 			dst = unsafe.Slice((*byte)(unsafe.Pointer(&res.Rows[0])), 2*len(res.Rows))
@@ -549,18 +561,11 @@ func grow[E any](s []E, n int) []E {
 	return s[:n]
 }
 
-func int32Bytes(v []int32) []byte {
+func bytesOf[E any](v []E) []byte {
 	if len(v) == 0 {
 		return nil
 	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v))
-}
-
-func float32Bytes(v []float32) []byte {
-	if len(v) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v))
+	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
 }
 
 // round reports whether v is a whole number that fits 32 bits; attributes of that kind reach the ABI as uint32.

@@ -198,6 +198,18 @@ func (b Bucket) Count(d Domain) int {
 	return 1
 }
 
+// Vocab returns the number of logits of a row, 0 for a program that draws nothing.
+func (p *Program) Vocab() int {
+	for i := range p.Ops {
+		if o := &p.Ops[i]; o.Code == Sample {
+			if b := o.Buf("logits"); b >= 0 && b < len(p.Buffers) {
+				return p.Buffers[b].Width()
+			}
+		}
+	}
+	return 0
+}
+
 // Find returns the index of a buffer by name, -1 when there is none.
 func (p *Program) Find(name string) int {
 	for i := range p.Buffers {

@@ -27,6 +27,16 @@ type Batch struct {
 	Hist, HistFlag                               []int32 // [seqs, NHist]
 }
 
+// MaxRowBiases bounds the bias entries of one logit row.
+const MaxRowBiases = 1 << 14
+
+// MaskRows bounds the masks of a step. Rows that only score need none, so a mask for every logit row would waste memory: there are as many as for eight
+// drawn rows of each sequence.
+func (b Bucket) MaskRows() int { return min(b.Logits, 8*b.Seqs) }
+
+// Biases bounds the bias entries of a step.
+func (b Bucket) Biases() int { return b.Seqs * MaxRowBiases }
+
 // Step is one run of a program. The executor owns it from Submit until the result arrives; it is never edited in between.
 type Step struct {
 	Seq     uint64 // number of the step, grows by one
@@ -39,7 +49,12 @@ type Step struct {
 
 	Logits   []int32        // rows (of Kept, or of Rows) whose logits are wanted
 	Sampling []abi.Sampling // one per entry of Logits
-	TopN     int            // log-probabilities of the best TopN ids per logit row, 0 = none
+	// Masks are rows of MaskWords words, ceil(V/32) each, for the rows whose Sampling.Mask names one (from 1). Biases are the entries that the ranges
+	// BiasFirst, BiasCount choose from; rows may share them. Both may be empty.
+	Masks     []uint32
+	MaskWords int
+	Biases    []abi.Bias
+	TopN      int // log-probabilities of the best TopN ids per logit row, 0 = none
 
 	Input        []uint16 // BF16 payload of the InputName buffer
 	GridH, GridW int      // vision: patch grid
@@ -120,9 +135,32 @@ func (s *Step) Validate(p *Program, slots, granules, vocab int) error {
 			return bad("logit row %d of %d", r, len(final.Token))
 		}
 	}
+	masks := 0
+	if len(s.Masks) > 0 || s.MaskWords != 0 {
+		if s.MaskWords < 1 || s.MaskWords != (vocab+31)/32 || len(s.Masks)%s.MaskWords != 0 {
+			return bad("%d words of masks in rows of %d, vocabulary %d needs %d a row", len(s.Masks), s.MaskWords, vocab, (vocab+31)/32)
+		}
+		if masks = len(s.Masks) / s.MaskWords; masks > p.Bucket.MaskRows() {
+			return bad("%d masks, the bucket takes %d", masks, p.Bucket.MaskRows())
+		}
+	}
+	if len(s.Biases) > p.Bucket.Biases() {
+		return bad("%d bias entries, the bucket takes %d", len(s.Biases), p.Bucket.Biases())
+	}
+	for i := range s.Biases {
+		if err := s.Biases[i].Check(vocab); err != nil {
+			return bad("bias %d: %w", i, err)
+		}
+	}
 	for i := range s.Sampling {
-		if f := s.Sampling[i].Forced; f >= int32(vocab) {
-			return bad("forced id %d, vocabulary %d", f, vocab)
+		r := &s.Sampling[i]
+		switch {
+		case r.Forced >= int32(vocab):
+			return bad("forced id %d, vocabulary %d", r.Forced, vocab)
+		case r.Mask < 0 || int(r.Mask) > masks:
+			return bad("logit row %d: mask %d of %d", i, r.Mask, masks)
+		case r.BiasFirst < 0 || r.BiasCount < 0 || int64(r.BiasFirst)+int64(r.BiasCount) > int64(len(s.Biases)):
+			return bad("logit row %d: bias entries %d+%d of %d", i, r.BiasFirst, r.BiasCount, len(s.Biases))
 		}
 	}
 	return nil

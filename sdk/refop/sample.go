@@ -2,7 +2,6 @@ package refop
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"math/bits"
 	"slices"
@@ -80,26 +79,11 @@ func (o *Ops[F]) Sample(a *abi.SampleArgs) error {
 			break // no row has one
 		}
 		b := unsafe.Slice(a.Biases, a.BiasRows)[i]
-		if err := CheckBias(b, v); err != nil {
+		if err := b.Check(v); err != nil {
 			return fault("sample", "bias %d: %v", i, err)
 		}
 	}
 	o.do(l, 8*v, o.start(loopSample, unsafe.Pointer(a)))
-	return nil
-}
-
-// CheckBias reports a bias entry that di_bias does not allow.
-func CheckBias(b abi.Bias, vocab int) error {
-	id, factor := b.Id, b.Id < 0
-	if factor {
-		id = ^id
-	}
-	switch {
-	case int(id) >= vocab:
-		return fmt.Errorf("id %d, the vocabulary has %d", id, vocab)
-	case b.Add != b.Add || b.Add > math.MaxFloat32 || factor && !(b.Add > 0):
-		return fmt.Errorf("id %d: value %v is not usable", id, b.Add)
-	}
 	return nil
 }
 

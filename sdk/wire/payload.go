@@ -18,6 +18,7 @@ var stepElem = func() (e [stepArrays]uint64) {
 		e[i] = 4
 	}
 	e[arrSampling] = uint64(unsafe.Sizeof(abi.Sampling{}))
+	e[arrBiases] = uint64(unsafe.Sizeof(abi.Bias{}))
 	e[arrInput] = 2
 	return e
 }()
@@ -39,11 +40,14 @@ func payloadBytes(lens []uint32, elem []uint64) (uint64, bool) {
 }
 
 // RequestBytes is the arena room that the largest step of a bucket needs: every row, sequence and logit row used, block tables of tableWidth entries,
-// input values of the InputName buffer.
+// all masks and biases, input values of the InputName buffer. Most of it is never touched, and memory that is not touched costs nothing.
 func RequestBytes(p *program.Program, tableWidth int) uint64 {
 	rows, seqs, logits := uint64(p.Bucket.Rows), uint64(p.Bucket.Seqs), uint64(p.Bucket.Logits)
 	batch := 5*align8(4*rows) + 5*align8(4*seqs) + align8(4*seqs*uint64(tableWidth)) + 2*align8(4*seqs*uint64(p.NHist))
 	n := 2*batch + align8(4*rows) + align8(4*logits) + align8(stepElem[arrSampling]*logits)
+	if v := uint64(p.Vocab()); v > 0 {
+		n += align8(4*uint64(p.Bucket.MaskRows())*((v+31)/32)) + stepElem[arrBiases]*uint64(p.Bucket.Biases())
+	}
 	if i := p.Find(program.InputName); i >= 0 {
 		n += align8(2 * rows * uint64(max(p.Buffers[i].Mul, 1)) * uint64(p.Buffers[i].Width()))
 	}
@@ -109,14 +113,14 @@ func getBatch(in []byte, b *program.Batch, l []uint32) []byte {
 
 // describe fills the step-dependent fields of m. Counts that do not fit the wire form are an error of the step.
 func (m *Submission) describe(s *program.Step) error {
-	for _, n := range [...]int{s.TopN, s.GridH, s.GridW, s.Cells, s.Rows.TableWidth, s.Kept.TableWidth} {
+	for _, n := range [...]int{s.TopN, s.GridH, s.GridW, s.Cells, s.Rows.TableWidth, s.Kept.TableWidth, s.MaskWords} {
 		if n < 0 || n > maxElements {
 			return fmt.Errorf("step %d: count %d is out of range", s.Seq, n)
 		}
 	}
 	m.Step, m.Program, m.Flags = s.Seq, s.Program, 0
 	m.TopN, m.GridH, m.GridW, m.Cells = uint32(s.TopN), uint32(s.GridH), uint32(s.GridW), uint32(s.Cells)
-	m.TableWidth, m.KeptTableWidth = uint32(s.Rows.TableWidth), 0
+	m.TableWidth, m.KeptTableWidth, m.MaskWords = uint32(s.Rows.TableWidth), 0, uint32(s.MaskWords)
 	clear(m.Len[:])
 	batchLens(&s.Rows, m.Len[:batchArrays])
 	if s.Kept.Token != nil {
@@ -127,6 +131,8 @@ func (m *Submission) describe(s *program.Step) error {
 	m.Len[arrKeptIndex] = uint32(len(s.KeptIndex))
 	m.Len[arrLogits] = uint32(len(s.Logits))
 	m.Len[arrSampling] = uint32(len(s.Sampling))
+	m.Len[arrMasks] = uint32(len(s.Masks))
+	m.Len[arrBiases] = uint32(len(s.Biases))
 	m.Len[arrInput] = uint32(len(s.Input))
 	n, ok := payloadBytes(m.Len[:], stepElem[:])
 	if !ok {
@@ -145,6 +151,8 @@ func putStep(out []byte, s *program.Step) {
 	out = put(out, s.KeptIndex)
 	out = put(out, s.Logits)
 	out = put(out, s.Sampling)
+	out = put(out, s.Masks)
+	out = put(out, s.Biases)
 	put(out, s.Input)
 }
 
@@ -158,7 +166,7 @@ type StepBuffer struct {
 func (b *StepBuffer) load(m *Submission, in []byte) *program.Step {
 	s := &b.step
 	s.Seq, s.Program, s.TopN = m.Step, m.Program, int(m.TopN)
-	s.GridH, s.GridW, s.Cells = int(m.GridH), int(m.GridW), int(m.Cells)
+	s.GridH, s.GridW, s.Cells, s.MaskWords = int(m.GridH), int(m.GridW), int(m.Cells), int(m.MaskWords)
 	in = getBatch(in, &s.Rows, m.Len[:batchArrays])
 	s.Rows.TableWidth = int(m.TableWidth)
 	in = getBatch(in, &b.kept, m.Len[arrKept:arrKept+batchArrays])
@@ -173,6 +181,8 @@ func (b *StepBuffer) load(m *Submission, in []byte) *program.Step {
 	in = get(in, &s.KeptIndex, m.Len[arrKeptIndex])
 	in = get(in, &s.Logits, m.Len[arrLogits])
 	in = get(in, &s.Sampling, m.Len[arrSampling])
+	in = get(in, &s.Masks, m.Len[arrMasks])
+	in = get(in, &s.Biases, m.Len[arrBiases])
 	get(in, &s.Input, m.Len[arrInput])
 	return s
 }

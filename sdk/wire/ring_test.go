@@ -60,6 +60,10 @@ func sampleStep(n int) *program.Step {
 	s := &program.Step{Seq: uint64(100 + n), Program: uint32(n % 3), TopN: 2, Logits: []int32{1, 2}, Input: []uint16{uint16(n), 2, 3},
 		Sampling:  []abi.Sampling{{Seed: uint64(n), Pos: 3, Temperature: 0.5, Forced: -1}, {Seed: 9, TopK: 4}},
 		KeptIndex: []int32{1, 2}}
+	if n%3 == 1 {
+		s.Masks, s.MaskWords, s.Biases = []uint32{uint32(n), 0, 7, ^uint32(0)}, 4, []abi.Bias{abi.Block(3), {Id: i, Add: 1.5}, abi.Repeat(4, 1.25)}
+		s.Sampling[1].Mask, s.Sampling[1].BiasFirst, s.Sampling[1].BiasCount = 1, 1, 2
+	}
 	b := func(rows int) program.Batch {
 		v := func(n int) []int32 {
 			s := make([]int32, n)
@@ -510,8 +514,12 @@ func TestRandomStepsSurviveEncoding(t *testing.T) {
 		}
 		s.Sampling = make([]abi.Sampling, r.IntN(4))
 		for i := range s.Sampling {
-			s.Sampling[i].Seed = r.Uint64()
+			s.Sampling[i].Seed, s.Sampling[i].Mask, s.Sampling[i].BiasFirst = r.Uint64(), r.Int32(), r.Int32()
 		}
+		for range r.IntN(4) {
+			s.Masks, s.Biases = append(s.Masks, r.Uint32(), r.Uint32()), append(s.Biases, abi.Bias{Id: r.Int32(), Add: r.Float32()})
+		}
+		s.MaskWords = r.IntN(3)
 		var m, back Submission
 		if err := m.describe(s); err != nil {
 			t.Fatal(err)

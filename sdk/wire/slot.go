@@ -70,6 +70,8 @@ const (
 	arrKeptIndex = 2*batchArrays + iota - 1
 	arrLogits
 	arrSampling
+	arrMasks
+	arrBiases
 	arrInput
 	stepArrays
 )
@@ -101,6 +103,7 @@ type Submission struct {
 
 	TopN, GridH, GridW, Cells  uint32
 	TableWidth, KeptTableWidth uint32
+	MaskWords                  uint32
 	Len                        [stepArrays]uint32 // elements of each array
 }
 
@@ -153,8 +156,9 @@ func (m *Submission) encode(s *slotBuf) {
 	le.PutUint32(s[84:], m.Cells)
 	le.PutUint32(s[88:], m.TableWidth)
 	le.PutUint32(s[92:], m.KeptTableWidth)
+	le.PutUint32(s[96:], m.MaskWords)
 	for i, n := range m.Len {
-		le.PutUint32(s[96+4*i:], n)
+		le.PutUint32(s[100+4*i:], n)
 	}
 	s.seal()
 }
@@ -181,8 +185,9 @@ func (m *Submission) decode(s *slotBuf) error {
 	m.Cells = le.Uint32(s[84:])
 	m.TableWidth = le.Uint32(s[88:])
 	m.KeptTableWidth = le.Uint32(s[92:])
+	m.MaskWords = le.Uint32(s[96:])
 	for i := range m.Len {
-		m.Len[i] = le.Uint32(s[96+4*i:])
+		m.Len[i] = le.Uint32(s[100+4*i:])
 	}
 	return nil
 }
