@@ -27,6 +27,9 @@ const Floor = -9999
 // ErrNotANumber reports logits that contain NaN: the model or the backend is broken for this input.
 var ErrNotANumber = errors.New("the model computed no valid probabilities (NaN)")
 
+// ErrNothingAllowed reports that mask, blocked ids and biases left no token to draw.
+var ErrNothingAllowed = errors.New("no token is allowed here: every id of the vocabulary is masked or blocked")
+
 // CheckResult verifies that a result carries what its step asked for: rows logit rows with topN candidates each.
 func CheckResult(r *program.Result, rows, topN int) error {
 	if len(r.IDs) < rows || len(r.LogProb) < rows || len(r.TopIDs) < rows*topN || len(r.TopLogProb) < rows*topN {
@@ -41,6 +44,9 @@ func Assemble(r *program.Result, i, topN, want, vocab int) (Token, error) {
 	t := Token{ID: r.IDs[i], LogProb: max(r.LogProb[i], Floor)} // max keeps NaN
 	if t.LogProb != t.LogProb || t.LogProb > math.MaxFloat32 {
 		return t, ErrNotANumber
+	}
+	if t.ID == -1 {
+		return t, ErrNothingAllowed
 	}
 	if t.ID < 0 || int(t.ID) >= vocab {
 		return t, fmt.Errorf("the backend drew token %d, the vocabulary has %d", t.ID, vocab)

@@ -24,6 +24,14 @@ type Params struct {
 	Seed        uint64  // key of the random numbers
 	Seeded      bool    // Seed was given, even if it is 0; otherwise a Seed of 0 is replaced by 64 random bits at intake
 	Salt        uint32  // choice index (n > 1): same seed, other draws
+
+	// What follows changes logits before the filters above. The log-probabilities that are reported stay those of the model. Only the newest PenaltyWindow
+	// tokens count for the penalties.
+	Frequency  float32 // subtracted once for each time an id was drawn; in [-2, 2]
+	Presence   float32 // subtracted from ids that were drawn; in [-2, 2]
+	Repetition float32 // divides positive logits of ids in prompt and answer, multiplies negative ones; in (0, 2]; 0 or 1 = off
+	Bias       []Bias  // added to logits, in [-100, 100]; each id once
+	Blocked    []int32 // ids that are never drawn
 }
 
 // Default returns temperature 1 without filters.
@@ -42,7 +50,7 @@ type ParamError struct {
 // Error names parameter, value and range.
 func (e *ParamError) Error() string { return fmt.Sprintf("%s %v: must be %s", e.Name, e.Value, e.Want) }
 
-// Validate reports every parameter outside its range as *ParamError, joined.
+// Validate reports every parameter outside its range as *ParamError, joined. NewAdjuster checks ids against the vocabulary.
 func (p Params) Validate() error {
 	var errs []error
 	bad := func(name string, v any, want string) {
@@ -61,10 +69,11 @@ func (p Params) Validate() error {
 	if p.TopK < 0 || p.TopK > math.MaxInt32 {
 		bad("top_k", p.TopK, "in [0, 2147483647]; 0 turns it off")
 	}
+	p.validateAdjust(bad)
 	return errors.Join(errs...)
 }
 
-// Row returns how the token with absolute index pos is drawn.
+// Row returns how the token with absolute index pos is drawn. The caller adds mask and biases.
 func (p *Params) Row(pos int) abi.Sampling {
 	t := p.Temperature
 	if t < minTemperature {
