@@ -54,6 +54,18 @@ func (c *Config) Warnings() []*Problem {
 		if builtin(b.LibraryName()) && b.Sandbox.User != "" {
 			out.add(c.originOf(join("backend", b.Name, "sandbox", "user")), "backend %q runs inside the server; its sandbox has no effect", b.Name)
 		}
+		for _, s := range []struct {
+			key, what string
+			set       bool
+		}{
+			{"user", "changing the worker's user", b.Sandbox.User != "" && !builtin(b.LibraryName())},
+			{"memory", "a memory limit for the worker", b.Sandbox.Memory != 0 && !builtin(b.LibraryName())},
+			{"read_paths", "limits on what the worker may read", len(b.Sandbox.ReadPaths) > 0},
+		} {
+			if s.set {
+				out.add(c.originOf(join("backend", b.Name, "sandbox", s.key)), "backend %q: sandbox.%s has no effect: this build lacks %s", b.Name, s.key, s.what)
+			}
+		}
 	}
 	for _, m := range c.Models[min(1, len(c.Models)):] {
 		out.add(c.originOf(join("model", m.Name)), "model %q: this build serves one model, %q", m.Name, c.Models[0].Name)

@@ -214,6 +214,7 @@ func (c candidate) executor(opt Options) (engine.Executor, uint32, error) {
 	e, err := remote.New(remote.Options{
 		Worker: worker, Backend: name, Library: entry.LibPath, PluginDir: entry.Dir, Pinned: entry.Pinned,
 		Index: device, Open: backend.OpenOptions{Threads: c.Threads, Config: config}, Env: env,
+		NoSandbox: !c.Sandbox.Enabled, Network: c.Sandbox.Network,
 		Depth: c.Step.Depth, SpinCap: spin, Deadline: deadline, Limits: limits, Logger: opt.Logger,
 	})
 	return e, acc, err
