@@ -92,12 +92,13 @@ func (p *Parser) seeQuotes(seg []byte) {
 	}
 }
 
-// quoted says whether an opener at the current place is quoted, in backticks or in a code fence of the reasoning, rather than meant.
-func (p *Parser) quoted(newline bool) bool {
-	if p.st == hReason && p.h.fence || p.h.quote {
-		return true
+// quoted says whether an opener after so many line feeds is quoted, in backticks or in a code fence of the reasoning, rather than meant.
+// A blank line before it tells the real one, which the model always writes so, from a fence that was never closed.
+func (p *Parser) quoted(newlines int64) bool {
+	if newlines >= 2 {
+		return false
 	}
-	return !newline && p.h.prev == '`'
+	return p.st == hReason && p.h.fence || p.h.quote || newlines == 0 && p.h.prev == '`'
 }
 
 // skipBlank passes over white space between tags. It says whether anything else is there.
@@ -252,7 +253,7 @@ func (p *Parser) openTag(start, end int64) {
 		from = start
 	}
 	p.release(from)
-	if p.st != hBetween && p.quoted(from < start) {
+	if p.st != hBetween && p.quoted(start-from) {
 		p.release(end)
 		p.h.quote = true
 		return

@@ -210,6 +210,13 @@ func TestBugDs4QuotedBlockInReasoningStaysReasoning(t *testing.T) {
 	}
 }
 
+func TestACallAfterAnUnclosedFenceIsACall(t *testing.T) {
+	text := "Sketch:\n```go\nfunc f() {\n\n" + block("v4.1", invoke("get_weather"))
+	if out := run(t, hardOptions(conversation.StageReasoning, weather), text, 3, CauseStop); len(out.final.ToolCalls) != 1 {
+		t.Fatalf("%+v", out.final)
+	}
+}
+
 func TestBugVllm54686SnippetsAreNotCalls(t *testing.T) {
 	snippet := "<" + mark + " calls>\n<" + mark + " invoke name=\"made_up\">\n<broken"
 	o := hardOptions(conversation.StageOff, weather)
@@ -469,6 +476,43 @@ func FuzzParser(f *testing.F) {
 			if err := checkEvents(whole.events, compat); err != nil {
 				t.Fatalf("compat %v, %q: %v", compat, data, err)
 			}
+		}
+	})
+}
+
+// FuzzTokens feeds ids, marks among them, at once and one by one.
+func FuzzTokens(f *testing.F) {
+	tok := tokentest.Load(f, "v4.1")
+	palette := []int32{0, 1, 2, 128803, 128821, 128822, 128825, 128825, 128825, 30, 1718, 271, 201, 10699, 1018, 34756, 2329, 1281, 72, 3816, 10767, 67, 4, 3418, 19836, 3320, 19, 32, 28927, 225, 100, 257, -1, 129290,
+		72461, 4941, 12548, 40148, 5406, 41523}
+	f.Add([]byte{11, 9, 6, 13, 14, 9, 7, 15, 16, 17, 18, 19, 9, 8, 20, 16, 17, 21, 22, 23, 17, 24, 25, 26, 10, 6, 20, 14, 10, 6, 15, 14, 10, 6, 13, 27, 1}, uint8(0))
+	f.Add([]byte{28, 5, 29, 30, 6, 31, 4, 28}, uint8(1))
+	f.Fuzz(func(t *testing.T, data []byte, mode uint8) {
+		ids := make([]int32, len(data))
+		for i, b := range data {
+			ids[i] = palette[int(b)%len(palette)]
+		}
+		o := hardOptions(conversation.Stage(mode%4), weather, Tool{Name: "f"})
+		o.Vocabulary = tok
+		o.Compat = mode&4 != 0
+		o.Plain = mode&8 != 0
+		if mode&16 != 0 {
+			o.StopStrings = []string{"a\"", "\n\n"}
+		}
+		whole := drive(t, o, []chunk{{ids: ids}}, CauseLength)
+		if err := checkEvents(whole.events, o.Compat); err != nil {
+			t.Fatalf("%v: %v", ids, err)
+		}
+		one := make([]chunk, len(ids))
+		for i := range ids {
+			one[i] = chunk{ids: ids[i : i+1]}
+		}
+		parts := drive(t, o, one, CauseLength)
+		if err := checkEvents(parts.events, o.Compat); err != nil {
+			t.Fatalf("%v one by one: %v", ids, err)
+		}
+		if a, b := merged(whole.events), merged(parts.events); !o.Compat && !reflect.DeepEqual(a, b) {
+			t.Fatalf("%v\n got %+v\nwant %+v", ids, b, a)
 		}
 	})
 }
