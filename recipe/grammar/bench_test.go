@@ -39,6 +39,13 @@ func benchCases() []benchCase {
 		fmt.Fprintf(&wide, `"field_%d":{"type":["string","null"]}`, i)
 	}
 	wide.WriteString("}}")
+	var enum, many strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&enum, `"value %d of a large enum",`, i)
+	}
+	for i := range 3000 {
+		fmt.Fprintf(&many, `"property %d":{"type":"integer"},`, i)
+	}
 	text := `{"location": "San Francisco, California, United States", "unit": "celsius", "days": 12, "include": ["wind", "humidity"], "note": "The traveller arrives late in the evening and would like to know whether the fog is gone by then.", "when": "2024-02-29T18:30:00Z"}`
 	object := `{"title": "A short history of the bicycle", "year": 1817, "tags": ["transport", "Karl von Drais", "\u00e9"], "ratio": -0.125, "nested": {"empty": {}, "list": [1, 2, [3, null, true]], "text": "He said \"ride!\" and left.\nThe end."}, "summary": "` + strings.Repeat("The quick brown fox jumps over the lazy dog near the river bank. ", 8) + `"}`
 	return []benchCase{
@@ -48,6 +55,8 @@ func benchCases() []benchCase {
 			`{"name": "root", "size": 12.5, "kids": [{"name": "left", "kids": []}, {"name": "right", "size": 3, "extra": {"k": "v"}, "more": 1}]}`},
 		{"200 optional", schema(wide.String()), `{"field_0": "some text here", "field_17": null, "field_100": "x", "field_199": "the last of them all"}`},
 		{"regex", grammar.Spec{Kind: grammar.KindRegex, Pattern: `(Yes|No), because [A-Za-z ,']{10,300}\.`}, "Yes, because the wind is strong and the sea is rough today, as it was yesterday."},
+		{"10000 values", schema(`{"type":"array","items":{"enum":[` + strings.TrimSuffix(enum.String(), ",") + `]}}`), `["value 17 of a large enum", "value 9999 of a large enum", "value 1234 of a large enum"]`},
+		{"3000 optional", schema(`{"type":"object","additionalProperties":false,"properties":{` + strings.TrimSuffix(many.String(), ",") + `}}`), `{"property 17": 1, "property 1800": 123456, "property 2999": 0}`},
 		{"flexible", grammar.Spec{Kind: grammar.KindJSONSchema, Schema: []byte(weatherSchema), Options: grammar.Options{FlexibleWhitespace: true}}, strings.NewReplacer(`", "`, "\",\n  \"", `{"`, "{\n  \"").Replace(text)},
 	}
 }

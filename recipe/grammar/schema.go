@@ -287,13 +287,20 @@ func (s *schemaCompiler) alternatives(c conj) []*alternative {
 		if a.types == typeAny && a.mentioned != 0 && !a.hasEnum {
 			a.types = a.mentioned // keywords of one type and no type given: that type is meant
 		}
-		if a.types != 0 {
-			out = append(out, a)
+		if a.types == 0 {
+			continue
 		}
+		if s.opts.Closed && !a.hasRest && a.mentioned&typeObject != 0 {
+			a.rest, a.hasRest = conj{{falseSchema, a.ptr}}, true
+		}
+		out = append(out, a)
 	}
 	s.memo[k] = out
 	return out
 }
+
+// falseSchema stands for additionalProperties where Options.Closed adds it.
+var falseSchema = &pyjson.Value{Kind: pyjson.False}
 
 func unconstrained() *alternative {
 	return &alternative{types: typeAny, maxLength: -1, maxProps: -1, maxItems: -1, number: numberRule{places: -1}}
@@ -528,9 +535,6 @@ func (s *schemaCompiler) keywords(r ref) []*alternative {
 			}
 			a.require(ref{e, required.ptr + "/" + strconv.Itoa(i)})
 		}
-	}
-	if a.mentioned&typeObject != 0 && !a.hasRest && s.opts.Closed {
-		a.rest, a.hasRest = conj{{&pyjson.Value{Kind: pyjson.False}, r.ptr}}, true
 	}
 	if prefix != nil {
 		list := []ref{}
@@ -1227,11 +1231,7 @@ func (s *schemaCompiler) object(a *alternative, next int32) int32 {
 		}
 		return s.space(closing)
 	}
-	first := s.entries(l)
-	if s.opts.FlexibleWhitespace {
-		first = s.space(first)
-	}
-	return s.b.literal("{", first)
+	return s.b.literal("{", s.space(s.entries(l)))
 }
 
 // restAllowed says whether there can be properties that are not declared.
@@ -1266,8 +1266,6 @@ func (s *schemaCompiler) array(a *alternative, next int32) int32 {
 		item := s.value(a.item(i), after)
 		if i > 0 {
 			item = s.comma(item)
-		} else if s.opts.FlexibleWhitespace {
-			item = s.space(item)
 		}
 		switch {
 		case i < a.minItems:
@@ -1281,5 +1279,5 @@ func (s *schemaCompiler) array(a *alternative, next int32) int32 {
 	if n == 0 {
 		after = closing
 	}
-	return s.b.literal("[", after)
+	return s.b.literal("[", s.space(after))
 }

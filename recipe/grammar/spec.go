@@ -43,7 +43,7 @@ type Spec struct {
 type Options struct {
 	// Lenient ignores keywords that cannot be enforced instead of refusing the schema; Grammar.Unchecked lists them.
 	Lenient bool
-	// Closed makes additionalProperties false where a schema does not say.
+	// Closed makes additionalProperties false where a schema has keywords of objects and does not say. {"type": "object"} alone stays open.
 	Closed bool
 	// FlexibleWhitespace allows up to 2 line feeds and then 16 spaces wherever JSON allows whitespace inside a document. The default is
 	// ", " and ": " and nothing else, the form the models were trained on.

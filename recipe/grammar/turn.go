@@ -202,7 +202,9 @@ func (t *Turn) arguments(b *builder, g *Grammar, m *markup, d *conversation.Tool
 	case custom:
 		strict = true
 		text = []byte(`{"type":"object","properties":{"input":{"type":"string"}},"required":["input"],"additionalProperties":false}`)
-	case len(text) == 0 || !strict:
+	case len(text) == 0 && strict:
+		text = []byte(`{"type":"object","additionalProperties":false}`)
+	case !strict:
 		text = []byte(`{"type":"object"}`)
 	}
 	opts.Closed = opts.Closed || strict && !custom && d.Strict != nil && *d.Strict
