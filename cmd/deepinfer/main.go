@@ -30,10 +30,10 @@ func run(args []string) (code int) {
 	defer func() {
 		if p := recover(); p != nil {
 			at := ""
-			if os.Getenv("DEEPINFER_TRACE") != "" {
+			if os.Getenv("DI_TRACE") != "" {
 				at = "\n" + string(debug.Stack())
 			}
-			fmt.Fprintf(os.Stderr, "deepinfer: internal error: %v (version %s). Please report it; DEEPINFER_TRACE=1 shows where it happened.%s\n", p, version(), at)
+			fmt.Fprintf(os.Stderr, "deepinfer: internal error: %v (version %s). Please report it; DI_TRACE=1 shows where it happened.%s\n", p, version(), at)
 			code = 1
 		}
 	}()

@@ -151,8 +151,10 @@ func (a *App) openModel(opt Options, mc conf.Model) (err error) {
 			}
 			return usage(fmt.Errorf("model %s: %w; give the directory that holds config.json and the safetensors files", dir, e))
 		}
-		a.Model, err = model.Load(dir)
-		return err
+		if a.Model, err = model.Load(dir); err != nil {
+			return brief(err, dir)
+		}
+		return nil
 	}
 	files, err := demo.Files()
 	if err != nil {
@@ -164,6 +166,25 @@ func (a *App) openModel(opt Options, mc conf.Model) (err error) {
 	a.Model, err = model.LoadFS(files, "the embedded demo model")
 	return err
 }
+
+// brief cuts an error that has a line for each of many tensors.
+func brief(err error, dir string) error {
+	const keep = 6
+	lines := strings.Split(strings.TrimRight(err.Error(), "\n"), "\n")
+	if len(lines) <= keep+2 {
+		return err
+	}
+	return &cut{text: fmt.Sprintf("%s\n... and %d more lines; `deepinfer model verify %s` gives them all", strings.Join(lines[:keep], "\n"), len(lines)-keep, dir), err: err}
+}
+
+// cut is an error with a shorter text.
+type cut struct {
+	text string
+	err  error
+}
+
+func (c *cut) Error() string { return c.text }
+func (c *cut) Unwrap() error { return c.err }
 
 func baseName(dir string) string {
 	dir = strings.TrimRight(strings.ReplaceAll(dir, `\`, "/"), "/")
