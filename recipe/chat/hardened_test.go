@@ -297,6 +297,21 @@ func TestFailureInTheMiddleOfAStream(t *testing.T) {
 	}
 }
 
+func TestAFilterBeforeAnyTextIsARefusal(t *testing.T) {
+	r := mustDecode(t, with(`"stream":true,"thinking":{"type":"disabled"}`), protocol.Options{})
+	finish := []parse.Event{{Kind: parse.Finish, Cause: parse.CauseContentFilter}}
+	s := NewStream(r, protocol.Header{ID: "x"})
+	out := string(s.Events(nil, 0, finish, parse.Usage{}))
+	if !strings.Contains(out, `"delta":{"refusal":"The answer`) || !strings.Contains(out, `"finish_reason":"content_filter"`) || !strings.Contains(string(s.Body()), `"refusal":"The answer`) {
+		t.Error(out)
+	}
+	s = NewStream(r, protocol.Header{ID: "x"})
+	s.Events(nil, 0, append([]parse.Event{{Kind: parse.Text, Text: "some"}}, finish...), parse.Usage{})
+	if b := string(s.Body()); !strings.Contains(b, `"content":"some","refusal":null`) {
+		t.Error(b)
+	}
+}
+
 func TestUsagePlaces(t *testing.T) {
 	for place, want := range map[UsagePlace]int{UsageAtFinish: 0, UsageSeparate: 1, UsageBoth: 1} {
 		r := mustDecode(t, with(`"stream":true,"stream_options":{"include_usage":true},"thinking":{"type":"disabled"}`), protocol.Options{})

@@ -40,6 +40,7 @@ type choice struct {
 	thinkLogs []parse.TokenLogprob
 	usage     parse.Usage
 	finish    string
+	refusal   *string
 }
 
 type call struct {
@@ -272,6 +273,12 @@ func (s *Stream) finish(dst []byte, index int, ev *parse.Event) []byte {
 		c.finish = "function_call"
 	}
 	s.ended++
+	if ev.Cause == parse.CauseContentFilter && len(c.content)+len(c.calls) == 0 && !s.compat {
+		text := withheld
+		c.refusal = &text
+		s.begin(index).Key("refusal").Str(text)
+		dst = s.end(dst, nil, nil, nil)
+	}
 	w := s.begin(index).Key("content").Str("")
 	if s.req.Conversation.Thinking {
 		w.Key("reasoning_content").Null()
@@ -293,6 +300,9 @@ func (s *Stream) finish(dst []byte, index int, ev *parse.Event) []byte {
 	}
 	return dst
 }
+
+// withheld is the refusal when a filter stopped the answer before its first word.
+const withheld = "The answer was withheld by a content filter."
 
 // finishReason gives the protocol's word for a cause.
 func finishReason(c parse.Cause) string {
@@ -370,7 +380,7 @@ func (s *Stream) body(w *protocol.JSON, index int) {
 		w.Key("reasoning_content").Str(string(c.reasoning))
 	}
 	if !s.compat {
-		w.Key("refusal").Null()
+		w.Key("refusal").OrNull(c.refusal)
 	}
 	switch {
 	case len(c.calls) == 0:
