@@ -6,6 +6,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/deepinfer-go/deepinfer/core/sample"
 	"github.com/deepinfer-go/deepinfer/sdk/program"
 )
 
@@ -34,7 +35,21 @@ func (n *nullExec) Wait(ctx context.Context) (*program.Result, error) {
 	return r, nil
 }
 
-func nullEngine(tb testing.TB, streams int) (*nullExec, []*Stream) {
+// anyID is a matcher that allows every id and keeps nothing.
+type anyID struct{}
+
+func (anyID) Mask(dst []uint32) int {
+	for i := range dst {
+		dst[i] = ^uint32(0)
+	}
+	return len(dst) * 32
+}
+func (anyID) Accept(int32) error   { return nil }
+func (anyID) Done() bool           { return false }
+func (anyID) Dormant() bool        { return false }
+func (anyID) Replay([]int32) error { return nil }
+
+func nullEngine(tb testing.TB, streams int, change func(*Request)) (*nullExec, []*Stream) {
 	n := &nullExec{gate: make(chan struct{}), step: make(chan *program.Step, 1)}
 	o := Options{Executor: n, Geometry: geometry(), Programs: []*program.Program{testProgram(512)}}
 	o.Geometry.MaxContext = 1 << 24
@@ -50,7 +65,11 @@ func nullEngine(tb testing.TB, streams int) (*nullExec, []*Stream) {
 	})
 	var out []*Stream
 	for range streams {
-		s, err := e.Submit(context.Background(), greedy(5, 1<<20))
+		r := greedy(5, 1<<20)
+		if change != nil {
+			change(&r)
+		}
+		s, err := e.Submit(context.Background(), r)
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -59,10 +78,21 @@ func nullEngine(tb testing.TB, streams int) (*nullExec, []*Stream) {
 	return n, out
 }
 
-// TestSteadyDecodeDoesNotAllocate counts the whole path: plan, layout, hand-over to the executor, delivery, reading.
+// TestSteadyDecodeDoesNotAllocate counts the whole path: plan, layout, masks, hand-over to the executor, delivery, reading.
 func TestSteadyDecodeDoesNotAllocate(t *testing.T) {
+	t.Run("plain", func(t *testing.T) { steadyDecode(t, nil) })
+	t.Run("constrained", func(t *testing.T) {
+		steadyDecode(t, func(r *Request) {
+			r.Matcher, r.Trigger = anyID{}, &Trigger{IDs: []int32{7}, Bound: 3}
+			r.Sampling.Frequency, r.Sampling.Repetition = 0.5, 1.1
+			r.Sampling.Bias = []sample.Bias{{ID: 4, Add: -3}}
+		})
+	})
+}
+
+func steadyDecode(t *testing.T, change func(*Request)) {
 	const streams = 8
-	n, ss := nullEngine(t, streams)
+	n, ss := nullEngine(t, streams, change)
 	ctx := context.Background()
 	n.gate <- struct{}{} // the first step may hold the first request alone; Next below waits for the others
 	round := func() {
@@ -85,7 +115,7 @@ func TestSteadyDecodeDoesNotAllocate(t *testing.T) {
 }
 
 func BenchmarkDecodeStep16(b *testing.B) {
-	n, ss := nullEngine(b, 16)
+	n, ss := nullEngine(b, 16, nil)
 	ctx := context.Background()
 	for range 4 {
 		n.gate <- struct{}{}

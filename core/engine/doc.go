@@ -18,9 +18,12 @@
 //	err = e.Close(ctx)
 //	err = exec.Close(ctx)
 //
-// Two goroutines: the loop owns all scheduling state and never waits for anything but events; the other one makes the blocking executor calls (submit,
-// wait, recover), one step at a time. Requests, cancellation and statistics reach the loop through a channel, so they are answered while a step runs.
-// Tokens go to a buffer per stream, so a slow reader delays nobody.
+// An answer may be constrained: Request.Matcher masks ids token by token, Request.Trigger bounds the free text before it, Request.Sampling carries
+// penalties, logit bias and blocked ids. All of it is a function of the request's own tokens.
+//
+// Two goroutines: the loop owns all scheduling state and never waits for anything but events; the other one computes the masks of a step, with helpers,
+// and makes the blocking executor calls (submit, wait, recover), one step at a time. Requests, cancellation and statistics reach the loop through a
+// channel, so they are answered while a step runs. Tokens go to a buffer per stream, so a slow reader delays nobody.
 //
 // Drawing is keyed by (seed, position) and rows are recomputed from token ids, so the tokens of a request do not depend on what else runs, on how its
 // prompt is cut, or on how often the device is lost.

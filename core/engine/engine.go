@@ -7,11 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/deepinfer-go/deepinfer/core/sched"
+	"github.com/deepinfer-go/deepinfer/sdk/abi"
 	"github.com/deepinfer-go/deepinfer/sdk/program"
 )
 
@@ -38,6 +40,8 @@ type Options struct {
 	// Limits bound the scheduler. Slots and Granules are required. MaxRows, MaxSeqs, MaxLogits default to the largest bucket.
 	Limits sched.Limits
 
+	Blocked []int32 // ids that no request draws, at most sample.MaxBiasIDs; forced ids may be among them
+
 	QueueTimeout   time.Duration // a request that waits longer for its first step ends with sched.ErrExpired; 0 = never
 	StreamBuffer   int           // tokens that wait for a slow reader before its request ends with ErrSlowConsumer; 0 = 65536
 	CompileTimeout time.Duration // for all programs together; 0 = 10 minutes
@@ -63,6 +67,8 @@ type Engine struct {
 	patch        int // width of a vision input row
 	hidden       int // width of an image row of the main programs, 0 = none
 	topN         int // candidates per logit row at most
+	blocked      []int32
+	blocks       []abi.Bias // the entries that block them
 	queueTimeout time.Duration
 	streamBuffer int
 	clock        func() time.Time
@@ -105,7 +111,12 @@ func New(opt Options) (*Engine, error) {
 			errs = append(errs, fmt.Errorf("new engine: end id %d outside a vocabulary of %d", id, g.Vocab))
 		}
 	}
+	blocks, err := checkBlocked(opt.Blocked, g.Vocab)
+	if err != nil {
+		errs = append(errs, err)
+	}
 	e := &Engine{
+		blocked: slices.Clone(opt.Blocked), blocks: blocks,
 		exec: opt.Executor, geo: g, topN: opt.Programs[0].TopN,
 		queueTimeout: opt.QueueTimeout, streamBuffer: opt.StreamBuffer, clock: opt.Clock, random: opt.Random, log: opt.Logger,
 		cmds: make(chan command, 64), closing: make(chan struct{}), done: make(chan struct{}),
@@ -214,7 +225,7 @@ func systemRandom() uint64 {
 
 // Submit queues a request. Its stream ends with ErrCancelled when ctx ends. Errors: ErrEmptyPrompt, *ContextError, *TokenError, *ImageError,
 // *sample.ParamError (possibly joined) for what is wrong with the request; *sched.OverloadError and *sched.CapacityError for what does not fit here;
-// ErrDraining, ErrClosed and Err for the state of the engine.
+// ErrDraining, ErrClosed and Err for the state of the engine. A request whose own matcher fails, or that may draw nothing, ends with *ConstraintError.
 func (e *Engine) Submit(ctx context.Context, r Request) (*Stream, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -93,6 +94,41 @@ func mix(h, v uint64) uint64 {
 // contextHash chains one token.
 func chain(prev uint64, id, flag int32, image uint64) uint64 {
 	return mix(mix(mix(prev, uint64(id)), uint64(flag)), image)
+}
+
+// choose applies masks and biases the fake's way: ids are tried upwards from the one that draw gives, and a bias of 50 or more puts an id first. -1: none is
+// left.
+func choose(id int32, vocab int, allowed func(int32) bool, add func(int32) float32) int32 {
+	best := int32(-1)
+	for k := range int32(vocab) {
+		c := (id + k) % int32(vocab)
+		if !allowed(c) || math.IsInf(float64(add(c)), -1) {
+			continue
+		}
+		if add(c) >= 50 {
+			return c
+		}
+		if best < 0 {
+			best = c
+		}
+	}
+	return best
+}
+
+// adjusted is what the device makes of the masks and biases of row i.
+func adjusted(st *program.Step, i int, id int32, vocab int) int32 {
+	s := st.Sampling[i]
+	if s.Forced >= 0 || s.Mask == 0 && s.BiasCount == 0 {
+		return id
+	}
+	sums := map[int32]float32{}
+	for _, b := range st.Biases[s.BiasFirst : s.BiasFirst+s.BiasCount] {
+		if b.Id >= 0 {
+			sums[b.Id] += b.Add
+		}
+	}
+	mask := st.Masks[max(0, int(s.Mask)-1)*st.MaskWords:]
+	return choose(id, vocab, func(c int32) bool { return s.Mask == 0 || mask[c/32]>>(c%32)&1 != 0 }, func(c int32) float32 { return sums[c] })
 }
 
 // draw is the model's head and sampler.
@@ -233,6 +269,9 @@ func (f *fakeExec) run(st *program.Step) {
 			h = mix(h, f.cache[table[p/128]][p%128])
 		}
 		id, lp := draw(h, st.Sampling[l], testVocab)
+		if a := adjusted(st, l, id, testVocab); a != id {
+			id, lp = a, -float32(mix(h, uint64(a))%1000)/100
+		}
 		r.IDs, r.LogProb = append(r.IDs, id), append(r.LogProb, lp)
 		for k := range st.TopN {
 			r.TopIDs = append(r.TopIDs, int32(mix(h, uint64(k))%testVocab))

@@ -23,6 +23,9 @@ func (e *Engine) layout() *program.Step {
 	st.Seq = l.seq
 	st.TopN = 0
 	st.Logits, st.Sampling, st.Input = st.Logits[:0], st.Sampling[:0], st.Input[:0]
+	st.Masks, st.MaskWords, st.Biases = st.Masks[:0], 0, st.Biases[:0]
+	clear(l.masks)
+	l.masks, l.shared = l.masks[:0], -1
 	for _, s := range []*[]int32{&b.Token, &b.Pos, &b.Seq, &b.Flag, &b.ImageRow, &b.SeqFirst, &b.SeqRows, &b.SeqSlot, &b.SeqLow, &b.SeqWrite, &b.Table, &b.Hist, &b.HistFlag} {
 		*s = (*s)[:0]
 	}
@@ -113,7 +116,7 @@ func (e *Engine) layoutPart(i int32, p sched.Part) {
 		if q.forced {
 			st.Sampling = append(st.Sampling, sample.ForcedRow(pos+1, q.ids[pos+1]))
 		} else {
-			st.Sampling = append(st.Sampling, q.params.Row(pos+1))
+			e.draw(q, pos+1)
 		}
 	}
 }

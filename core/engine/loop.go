@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"time"
 
@@ -48,8 +49,11 @@ type imageReply struct {
 	err  error
 }
 
-// job is work for the device goroutine: a step, or with step nil a recovery.
-type job struct{ step *program.Step }
+// job is work for the device goroutine: a step with the masks it lacks, or with step nil a recovery.
+type job struct {
+	step  *program.Step
+	masks []maskTask
+}
 
 // result is its answer.
 type result struct {
@@ -74,6 +78,8 @@ type loop struct {
 	last    flight     // kind of the last step: images and tokens take turns
 
 	step    program.Step // its buffers are reused: one step is in flight at a time
+	masks   []maskTask   // to be computed for it
+	shared  int          // first of the server's blocked ids in Step.Biases, -1 while no row needs them
 	picture program.Step
 	out     []sched.Outcome
 	seq     uint64
@@ -148,11 +154,14 @@ func (e *Engine) run() {
 func (e *Engine) device(ctx context.Context) {
 	l := &e.loop
 	defer close(l.results)
+	masks := newMasker(min(runtime.GOMAXPROCS(0), 8) - 1)
+	defer masks.close()
 	for j := range l.jobs {
 		var r result
 		if j.step == nil {
 			r.err = e.exec.Recover(ctx)
 		} else {
+			masks.fill(j.step, j.masks)
 			r.res, r.err = e.runStep(ctx, j.step)
 		}
 		l.results <- r
@@ -375,7 +384,7 @@ func (e *Engine) launch() {
 			panic(err.Error())
 		}
 	}
-	e.start(tokens, e.layout())
+	e.start(tokens, e.layout(), l.masks)
 }
 
 func (e *Engine) launchImage() {
@@ -384,14 +393,14 @@ func (e *Engine) launchImage() {
 	l.images = slices.Delete(l.images, 0, 1)
 	l.seq++
 	l.picture = program.Step{Seq: l.seq, Program: e.vision.id, Input: l.image.patches, GridH: l.image.gridH, GridW: l.image.gridW, Cells: l.image.cells}
-	e.start(picture, &l.picture)
+	e.start(picture, &l.picture, nil)
 }
 
-func (e *Engine) start(kind flight, step *program.Step) {
+func (e *Engine) start(kind flight, step *program.Step, masks []maskTask) {
 	l := &e.loop
 	l.flight, l.last = kind, kind
 	l.started = e.clock()
-	l.jobs <- job{step: step} // the device goroutine is idle: this is a hand-over, not a wait
+	l.jobs <- job{step: step, masks: masks} // the device goroutine is idle: this is a hand-over, not a wait
 }
 
 // fault says what an error of the executor spoiled.
@@ -477,7 +486,7 @@ func (e *Engine) lost(err error) {
 	e.log.Error("device lost", "step", l.seq, "running", st.Running, "error", err)
 	for h, q := range l.reqs {
 		if s := l.sched.State(sched.Handle(h)); q != nil && (s == sched.Prefill || s == sched.Decode) {
-			q.stream.preempted()
+			q.preempted()
 		}
 	}
 	if j := l.image; j != nil {
@@ -507,9 +516,15 @@ func (e *Engine) die(err error) {
 	e.failImages(err)
 }
 
+// preempted notes that the rows of a request will be computed again, and that its matcher has to read its tokens again.
+func (q *request) preempted() {
+	q.stale = true
+	q.stream.preempted()
+}
+
 func (e *Engine) countPreempted(parts []sched.Part) {
 	for _, p := range parts {
-		e.loop.reqs[p.Handle].stream.preempted()
+		e.loop.reqs[p.Handle].preempted()
 	}
 }
 
@@ -532,16 +547,32 @@ func (e *Engine) deliver(res *program.Result) {
 			if err == nil && q.forced && tok.ID != q.ids[pos] {
 				err = fmt.Errorf("the backend scored token %d at position %d, asked for %d", tok.ID, pos, q.ids[pos])
 			}
+			if want := q.lead.next(); err == nil && want >= 0 && tok.ID != want {
+				err = fmt.Errorf("the backend gave token %d, %d was forced", tok.ID, want)
+			}
+			if q.broken != nil {
+				o.Err = &ConstraintError{Pos: pos, Err: q.broken}
+				break
+			}
+			if row := &l.step.Sampling[li+k]; errors.Is(err, sample.ErrNothingAllowed) && (row.Mask > 0 || row.BiasCount > 0) {
+				o.Err = &ConstraintError{Pos: pos, Err: err}
+				break
+			}
 			if err != nil {
 				o.Err = fmt.Errorf("position %d: %w", pos, err)
 				break
 			}
 			ev := Event{Token: tok, Pos: pos}
 			if !q.forced {
+				done, err := q.advance(tok.ID, pos)
+				if err != nil {
+					o.Err = &ConstraintError{Pos: pos, Err: err}
+					break
+				}
 				q.ids = append(q.ids, tok.ID)
 				o.Tokens++
-				o.Stop = q.stop.Hit(tok.ID)
-				ev.Stop = o.Stop
+				ev.Stop = q.stop.Hit(tok.ID)
+				o.Stop = ev.Stop || done
 			}
 			if !q.stream.push(ev) {
 				o.Err = ErrSlowConsumer

@@ -21,6 +21,8 @@ type Request struct {
 	IgnoreEOS bool          // the model's end ids do not end the answer
 	TopN      int           // candidates per token, at most the TopN of the programs
 	Force     []int32       // teacher forcing: these ids are scored as the continuation of Prompt, nothing is drawn
+	Matcher   Matcher       // optional: what the answer may say. The engine's from Submit on; choices of n > 1 need one each
+	Trigger   *Trigger      // optional: free text first, up to these ids; also without Matcher, as a bound of the thinking part. Copied
 }
 
 // ImageRows are the embeddings of one image: BF16 [n, H] for the prompt positions Start..Start+n-1, which carry the image token.
@@ -97,6 +99,7 @@ type request struct {
 	stream *Stream
 	handle sched.Handle
 	reply  chan error // capacity 1
+	constraint
 }
 
 // check validates r against the model and returns it in its internal form.
@@ -130,6 +133,10 @@ func (e *Engine) check(r Request) (*request, error) {
 			}
 		}
 	}
+	c, err := e.checkConstraint(&r)
+	if err != nil {
+		return nil, err
+	}
 	if err := e.checkImages(r); err != nil {
 		return nil, err
 	}
@@ -139,8 +146,9 @@ func (e *Engine) check(r Request) (*request, error) {
 	}
 	q := &request{
 		id: r.ID, prompt: len(r.Prompt), forced: forced, params: r.Sampling, stop: stop, topN: r.TopN, images: r.Images, max: more,
-		handle: -1, reply: make(chan error, 1),
+		handle: -1, reply: make(chan error, 1), constraint: c,
 	}
+	q.params.Bias, q.params.Blocked = nil, nil // the adjuster has them
 	q.ids = make([]int32, len(r.Prompt), len(r.Prompt)+min(more, 1024))
 	copy(q.ids, r.Prompt)
 	if forced {

@@ -15,7 +15,7 @@ type FinishReason string
 
 // Finish reasons. A request that was cancelled or failed is never reported as stop or length.
 const (
-	FinishStop   FinishReason = "stop"   // an end id was drawn; it is the last event, with Stop set
+	FinishStop   FinishReason = "stop"   // an end id was drawn, which is the last event, with Stop set; or the matcher is done
 	FinishLength FinishReason = "length" // MaxTokens were drawn, or all forced ids are scored
 	FinishAbort  FinishReason = "abort"  // cancelled
 	FinishError  FinishReason = "error"
@@ -25,7 +25,7 @@ const (
 type Event struct {
 	sample.Token      // a copy; Top belongs to the reader
 	Pos          int  // absolute index of the token in the context
-	Stop         bool // this id ended the answer
+	Stop         bool // an end id
 }
 
 // Usage counts the tokens of a request.
