@@ -1,224 +1,166 @@
 package serve
 
 import (
-	"context"
+	"bytes"
 	"encoding/json"
-	"errors"
-	"io"
-	"math"
+	"fmt"
+	"regexp"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
-	"time"
-
-	"github.com/deepinfer-go/deepinfer/core/engine"
-	"github.com/deepinfer-go/deepinfer/core/sample"
-	"github.com/deepinfer-go/deepinfer/recipe/grammar"
 )
 
-var _ engine.Matcher = (*grammar.Matcher)(nil)
-
-// generate runs one request to its end.
-func (b *bench) generate(t testing.TB, r engine.Request) (ev []engine.Event, finish engine.FinishReason, err error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	s, err := b.engine.Submit(ctx, r)
-	if err != nil {
-		return nil, "", err
-	}
-	for {
-		e, err := s.Next(ctx)
-		if errors.Is(err, io.EOF) {
-			return ev, s.Finish(), nil
-		}
-		if err != nil {
-			return ev, s.Finish(), err
-		}
-		ev = append(ev, e)
-	}
+// hot asks with a temperature at which the free model writes noise, so that only the grammar can give the form.
+func hot(seed int, fields string) string {
+	return fmt.Sprintf(`{"model":"spark-mini","temperature":1.6,"seed":%d,"max_tokens":600,%s}`, seed, fields)
 }
 
-// text is what was generated, without end ids.
-func (b *bench) text(ev []engine.Event) string {
-	var ids []int32
-	for _, e := range ev {
-		if !e.Stop {
-			ids = append(ids, e.ID)
-		}
-	}
-	return b.model.Tokenizer.Decode(ids)
-}
-
-func idsOf(ev []engine.Event) (ids []int32) {
-	for _, e := range ev {
-		ids = append(ids, e.ID)
-	}
-	return ids
-}
-
-var vocabulary struct {
-	sync.Once
-	*grammar.Vocabulary
-	err error
-}
-
-// matcher compiles a grammar for the demo model.
-func (b *bench) matcher(t testing.TB, spec grammar.Spec) *grammar.Matcher {
-	t.Helper()
-	vocabulary.Do(func() {
-		vocabulary.Vocabulary, vocabulary.err = grammar.NewVocabulary(b.model.Tokenizer, grammar.VocabularyOptions{Width: b.model.Model.Config.VocabSize})
-	})
-	if vocabulary.err != nil {
-		t.Fatal(vocabulary.err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	g, err := grammar.Compile(ctx, spec, vocabulary.Vocabulary)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return g.Matcher()
-}
-
-// TestGrammarsRestrictTheModel runs real grammars on the demo model, all at once, beside a free request.
-func TestGrammarsRestrictTheModel(t *testing.T) {
+// Row 17 of the public reports: reasoning is free, the content is valid against the schema, streamed and not.
+func TestJSONSchemaHoldsTheAnswerAndNotTheThinking(t *testing.T) {
 	b := demo(t)
-	tok := b.model.Tokenizer
-	free := engine.Request{Prompt: tok.Encode("What colour is the sky?"), MaxTokens: 24, Sampling: sample.Greedy(), TopN: 3}
-	alone, _, err := b.generate(t, free)
-	if err != nil {
-		t.Fatal(err)
-	}
-	choices := []string{"vermilion", "ultramarine blue", "ochre"}
-	var group sync.WaitGroup
-	run := func(f func()) { group.Go(f) }
-	run(func() {
-		if ev, _, err := b.generate(t, free); err != nil || !slices.Equal(idsOf(ev), idsOf(alone)) {
-			t.Errorf("beside constrained requests: %v (%v), alone %v", idsOf(ev), err, idsOf(alone))
+	const schema = `"response_format":{"type":"json_schema","json_schema":{"name":"person","strict":true,"schema":{"type":"object","properties":{
+		"name":{"type":"string","maxLength":12},"age":{"type":"integer","minimum":0,"maximum":150},"job":{"enum":["farmer","baker"]}},"required":["name","age","job"],"additionalProperties":false}}},
+		"messages":[{"role":"user","content":"Julia Jones is 64 years old. Julia is a farmer."}]`
+	for seed, thinking := range []string{`"thinking":{"type":"disabled"},`, `"thinking":{"type":"enabled","budget_tokens":24},`} {
+		c := b.chat(t, hot(seed, thinking+schema))
+		msg := c.Choices[0].Message
+		var person struct {
+			Name, Job string
+			Age       *int
 		}
-	})
-	for seed := range uint64(6) {
-		m := b.matcher(t, grammar.Spec{Kind: grammar.KindChoice, Choices: choices})
-		run(func() {
-			q := free
-			q.Matcher = m
-			if seed > 0 {
-				q.Sampling = sample.Params{Temperature: 1.5, TopP: 0.95, Seed: seed}
+		dec := json.NewDecoder(strings.NewReader(*msg.Content))
+		dec.DisallowUnknownFields()
+		if err := dec.Decode(&person); err != nil || person.Age == nil || *person.Age > 150 || person.Job != "farmer" && person.Job != "baker" || len([]rune(person.Name)) > 12 || c.Choices[0].Finish != "stop" {
+			t.Errorf("%q (finish %s): %v", *msg.Content, c.Choices[0].Finish, err)
+		}
+		if (msg.Reasoning != "") != (seed == 1) {
+			t.Errorf("reasoning %q", msg.Reasoning)
+		}
+		status, _, raw := b.do(t, "POST", "/v1/chat/completions", strings.Replace(hot(seed, thinking+schema), "{", `{"stream":true,`, 1))
+		var text strings.Builder
+		for line := range bytes.Lines(raw) {
+			var chunk struct {
+				Choices []struct{ Delta struct{ Content string } }
 			}
-			ev, finish, err := b.generate(t, q)
-			if got := b.text(ev); err != nil || finish != engine.FinishStop || !slices.Contains(choices, got) {
-				t.Errorf("seed %d: %q, finish %q, %v; want one of %q", seed, got, finish, err, choices)
+			if data, ok := bytes.CutPrefix(line, []byte("data: {")); ok && json.Unmarshal(append([]byte("{"), data...), &chunk) == nil && len(chunk.Choices) > 0 {
+				text.WriteString(chunk.Choices[0].Delta.Content)
 			}
-			for i, e := range ev {
-				if p := math.Exp(float64(e.LogProb)); p > 1.0001 || len(e.Top) != 3 {
-					t.Errorf("token %d: probability %v, %d candidates", i, p, len(e.Top))
-				}
-			}
-			// The first candidates are those of the free model, whatever the mask says.
-			if len(ev) > 0 && !slices.Equal(ev[0].Top, alone[0].Top) {
-				t.Errorf("candidates %v, free %v", ev[0].Top, alone[0].Top)
-			}
-		})
+		}
+		if status != 200 || text.String() != *msg.Content {
+			t.Errorf("streamed %q, whole %q", text.String(), *msg.Content)
+		}
 	}
-	schema := `{"type":"object","properties":{"name":{"enum":["Ada","Bo"]},"age":{"type":"integer","minimum":1,"maximum":99},"tags":{"type":"array","items":{"type":"boolean"},"maxItems":2}},
-		"required":["name","age","tags"],"additionalProperties":false}`
-	for seed := range uint64(3) {
-		m := b.matcher(t, grammar.Spec{Kind: grammar.KindJSONSchema, Schema: json.RawMessage(schema)})
-		run(func() {
-			q := free
-			q.MaxTokens, q.Matcher, q.Sampling = 120, m, sample.Params{Temperature: 1, TopP: 1, Seed: seed}
-			ev, finish, err := b.generate(t, q)
-			var doc struct {
-				Name string
-				Age  int
-				Tags []bool
-			}
-			d := json.NewDecoder(strings.NewReader(b.text(ev)))
-			d.DisallowUnknownFields()
-			if bad := d.Decode(&doc); err != nil || finish != engine.FinishStop || bad != nil || doc.Name != "Ada" && doc.Name != "Bo" || doc.Age < 1 || doc.Age > 99 || doc.Tags == nil || len(doc.Tags) > 2 {
-				t.Errorf("seed %d: %q, finish %q, %v, %v", seed, b.text(ev), finish, err, bad)
-			}
-		})
-	}
-	end, ok := tok.ID("</think>")
-	if !ok {
-		t.Fatal("the demo model has no </think>")
-	}
-	for name, q := range map[string]engine.Request{
-		"bound of the engine":   {Matcher: b.matcher(t, grammar.Spec{Kind: grammar.KindChoice, Choices: choices}), Trigger: &engine.Trigger{IDs: []int32{end}, Bound: 9}},
-		"bound of the grammar":  {Matcher: b.matcher(t, grammar.Spec{Kind: grammar.KindChoice, Choices: choices, Activation: grammar.Activation{Thinking: true, ThinkingBound: 9}})},
-		"bound without grammar": {Trigger: &engine.Trigger{IDs: []int32{end}, Bound: 9, Nudge: -100, NudgeTokens: 9}}, // never by itself, so exactly at the bound
-	} {
-		run(func() {
-			q.Prompt, q.MaxTokens, q.Sampling = append(tok.Encode("What colour is the sky?"), mustID(t, b, "<think>")), 40, sample.Params{Temperature: 1, TopP: 1, Seed: 5}
-			ev, _, err := b.generate(t, q)
-			at := slices.Index(idsOf(ev), end)
-			if err != nil || at < 0 || at > 9 || q.Matcher == nil && at != 9 {
-				t.Errorf("%s: </think> at %d, want within 9 free tokens: %q, %v", name, at, b.text(ev), err)
-				return
-			}
-			if got := b.text(ev[at+1:]); q.Matcher != nil && !slices.Contains(choices, got) {
-				t.Errorf("%s: %q after the thinking part, want one of %q", name, got, choices)
-			}
-		})
-	}
-	group.Wait()
 }
 
-func mustID(t testing.TB, b *bench, piece string) int32 {
-	id, ok := b.model.Tokenizer.ID(piece)
+func TestThinkingBudget(t *testing.T) {
+	b := demo(t)
+	c := b.chat(t, `{"model":"spark-mini","temperature":1.6,"seed":3,"max_tokens":40,"return_token_ids":true,"thinking":{"type":"enabled","budget_tokens":10},"messages":[{"role":"user","content":"Write a long story."}]}`)
+	end := slices.Index(c.IDs[0], endThink(t, b))
+	if end < 0 || end > 10 || c.Choices[0].Message.Content == nil {
+		t.Errorf("the thinking ends at token %d of %v", end, c.IDs[0])
+	}
+}
+
+func endThink(t *testing.T, b *bench) int32 {
+	t.Helper()
+	id, ok := b.model.Tokenizer.ID("</think>")
 	if !ok {
-		t.Errorf("the demo model has no %s", piece)
+		t.Fatal("no </think>")
 	}
 	return id
 }
 
-// TestBiasesAndPenaltiesReachTheModel changes a greedy answer in each way.
-func TestBiasesAndPenaltiesReachTheModel(t *testing.T) {
+// Row 25 of the templates' reports: required and named choices are honoured, thinking on or off.
+func TestForcedToolCalls(t *testing.T) {
 	b := demo(t)
-	base := engine.Request{Prompt: b.model.Tokenizer.Encode("one one one one one one one one"), MaxTokens: 32, Sampling: sample.Greedy(), IgnoreEOS: true, TopN: 1}
-	plain, _, err := b.generate(t, base)
-	if err != nil {
-		t.Fatal(err)
-	}
-	with := func(change func(*sample.Params)) []engine.Event {
-		t.Helper()
-		q := base
-		change(&q.Sampling)
-		ev, _, err := b.generate(t, q)
-		if err != nil || len(ev) != len(plain) {
-			t.Fatalf("%d tokens, %v", len(ev), err)
+	const tools = `"tools":[{"type":"function","function":{"name":"get_weather","strict":true,"parameters":{"type":"object","properties":{"city":{"enum":["Oslo","Rome"]},"days":{"type":"integer","minimum":1,"maximum":9}},"required":["city","days"],"additionalProperties":false}}},
+		{"type":"function","function":{"name":"noop","parameters":{"type":"object","properties":{}}}}],"messages":[{"role":"user","content":"Hello!"}]`
+	for seed, choice := range []string{`"tool_choice":"required","thinking":{"type":"disabled"},`, `"tool_choice":{"type":"function","function":{"name":"get_weather"}},"parallel_tool_calls":false,"thinking":{"type":"enabled","budget_tokens":16},`} {
+		c := b.chat(t, hot(seed, choice+tools))
+		calls := c.Choices[0].Message.ToolCalls
+		if len(calls) == 0 || c.Choices[0].Finish != "tool_calls" || seed == 1 && len(calls) != 1 {
+			t.Errorf("%d calls, finish %s", len(calls), c.Choices[0].Finish)
 		}
-		return ev
-	}
-	first := plain[0].ID
-	const other = 300
-	for name, change := range map[string]func(*sample.Params){
-		"bias":    func(p *sample.Params) { p.Bias = []sample.Bias{{ID: first, Add: -100}} },
-		"blocked": func(p *sample.Params) { p.Blocked = []int32{first} },
-	} {
-		ev := with(change)
-		if slices.Contains(idsOf(ev), first) || ev[0].Top[0] != plain[0].Top[0] {
-			t.Errorf("%s against id %d: %v, best candidate %v", name, first, idsOf(ev), ev[0].Top)
+		for _, k := range calls {
+			var args struct {
+				City string
+				Days int
+			}
+			err := json.Unmarshal([]byte(k.Function.Arguments), &args)
+			if ok := k.Function.Name == "noop" && seed == 0 || k.Function.Name == "get_weather" && (args.City == "Oslo" || args.City == "Rome") && args.Days >= 1 && args.Days <= 9; err != nil || !ok {
+				t.Errorf("call %+v: %v", k, err)
+			}
 		}
 	}
-	if ev := with(func(p *sample.Params) { p.Bias = []sample.Bias{{ID: other, Add: 100}} }); ev[0].ID != other || ev[31].ID != other || ev[0].LogProb > -0.5 {
-		t.Errorf("bias for id %d: %v with log-probability %v", other, idsOf(ev), ev[0].LogProb)
+}
+
+func TestRegexAndChoices(t *testing.T) {
+	b := demo(t)
+	c := b.chat(t, hot(5, `"n":3,"thinking":{"type":"disabled"},"response_format":{"type":"regex","regex":"[A-Z][a-z]{2,8}, [0-9]{4}"},"messages":[{"role":"user","content":"Where and when?"}]`))
+	for _, k := range c.Choices {
+		if !regexp.MustCompile(`^[A-Z][a-z]{2,8}, [0-9]{4}$`).MatchString(*k.Message.Content) {
+			t.Errorf("%q", *k.Message.Content)
+		}
 	}
-	distinct := func(ev []engine.Event) int {
-		ids := idsOf(ev)
-		slices.Sort(ids)
-		return len(slices.Compact(ids))
+	if len(c.Choices) != 3 || *c.Choices[0].Message.Content == *c.Choices[1].Message.Content && *c.Choices[1].Message.Content == *c.Choices[2].Message.Content {
+		t.Errorf("%d choices, all the same", len(c.Choices))
 	}
-	for name, change := range map[string]func(*sample.Params){
-		"frequency":  func(p *sample.Params) { p.Frequency = 2 },
-		"presence":   func(p *sample.Params) { p.Presence = 2 },
-		"repetition": func(p *sample.Params) { p.Repetition = 2 },
+	const format = `{"model":"spark-mini","temperature":1.6,"%s":200,"thinking":{"type":"disabled"},%s}`
+	schema := `{"type":"object","properties":{"ok":{"type":"boolean"}},"required":["ok"],"additionalProperties":false}`
+	_, _, raw := b.do(t, "POST", "/v1/responses", fmt.Sprintf(format, "max_output_tokens", `"input":"Is it?","text":{"format":{"type":"json_schema","name":"x","strict":true,"schema":`+schema+`}}`))
+	if !bytes.Contains(raw, []byte(`"text":"{\"ok\": true}"`)) && !bytes.Contains(raw, []byte(`"text":"{\"ok\": false}"`)) {
+		t.Errorf("responses: %s", raw)
+	}
+}
+
+// A grammar that cannot be made fails its own request, with the place in the schema.
+func TestBadGrammarsAreRefused(t *testing.T) {
+	b := demo(t)
+	for name, c := range map[string]struct{ fields, param string }{
+		"an impossible schema": {`"response_format":{"type":"json_schema","json_schema":{"name":"x","schema":{"type":"string","minLength":5,"maxLength":2}}}`, "response_format"},
+		"an expression":        {`"response_format":{"type":"regex","regex":"([a-z"}`, "response_format"},
+		"both":                 {`"ignore_eos":true,"response_format":{"type":"json_object"}`, "ignore_eos"},
 	} {
-		if ev := with(change); distinct(ev) <= distinct(plain) {
-			t.Errorf("%s penalty: %d distinct ids, %d without", name, distinct(ev), distinct(plain))
+		status, _, raw := b.do(t, "POST", "/v1/chat/completions", hot(1, c.fields+`,"messages":[{"role":"user","content":"json"}]`))
+		if status != 400 || !bytes.Contains(raw, []byte(`"param":"`+c.param+`"`)) {
+			t.Errorf("%s: %d %s", name, status, raw)
+		}
+	}
+	b.free(t)
+}
+
+func TestPenaltiesAndBiases(t *testing.T) {
+	b := demo(t)
+	const ask = `"thinking":{"type":"disabled"},"messages":[{"role":"user","content":"What is 2 + 3?"}]`
+	base := fmt.Sprintf(`{"model":"spark-mini","temperature":0,"max_tokens":24,"return_token_ids":true,%s%%s}`, ask)
+	free := b.chat(t, fmt.Sprintf(base, ""))
+	first := free.IDs[0][0]
+	if biased := b.chat(t, fmt.Sprintf(base, fmt.Sprintf(`,"logit_bias":{"%d":-100}`, first))); biased.IDs[0][0] == first {
+		t.Errorf("token %d comes first although its bias is -100", first)
+	}
+	wanted := free.IDs[0][2]
+	for i, id := range b.chat(t, fmt.Sprintf(base, fmt.Sprintf(`,"logit_bias":{"%d":100}`, wanted))).IDs[0][:4] {
+		if id != wanted {
+			t.Errorf("token %d is %d although the bias of %d is 100", i, id, wanted)
+		}
+	}
+	count := func(ids []int32) (most int) {
+		n := map[int32]int{}
+		for _, id := range ids {
+			n[id]++
+			most = max(most, n[id])
+		}
+		return most
+	}
+	story := strings.Replace(base, "What is 2 + 3?", "Count.", 1)
+	story = strings.Replace(story, `"max_tokens":24`, `"max_tokens":100,"ignore_eos":true`, 1)
+	plain, punished := b.chat(t, fmt.Sprintf(story, "")), b.chat(t, fmt.Sprintf(story, `,"frequency_penalty":2,"presence_penalty":2`))
+	if p, q := count(plain.IDs[0]), count(punished.IDs[0]); q >= p {
+		t.Errorf("the most frequent token occurs %d times, with penalties %d times", p, q)
+	}
+	for _, bad := range []string{`,"logit_bias":{"999999":1}`, `,"logit_bias":{"5":101}`, `,"frequency_penalty":2.5`, `,"repetition_penalty":-1`} {
+		if status, _, raw := b.do(t, "POST", "/v1/chat/completions", fmt.Sprintf(base, bad)); status != 400 {
+			t.Errorf("%s: %d %s", bad, status, raw)
 		}
 	}
 }
