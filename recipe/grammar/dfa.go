@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 )
 
 // Limits of one automaton. They bound memory and, with the deadline, the time of a compilation.
@@ -329,34 +330,33 @@ func (d *dfa) finish(ctx context.Context) (*dfa, error) {
 		}
 	}
 	if n <= minimizeUpTo {
-		buf := make([]byte, 2*(k+1))
+		fresh := make([]uint16, n)
+		ids := make(map[uint64]uint16, n)
 		for count := 0; ; {
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
-			ids := make(map[string]uint16, n)
-			fresh := make([]uint16, n)
+			clear(ids)
 			for q := range n {
 				if !useful[q] {
 					fresh[q] = dead
 					continue
 				}
-				binary.LittleEndian.PutUint16(buf, block[q])
-				for c := range k {
-					to := d.next[q*k+c]
+				h := mix(seed, uint64(block[q]))
+				for _, to := range d.next[q*k : (q+1)*k] {
 					if to != dead {
 						to = block[to]
 					}
-					binary.LittleEndian.PutUint16(buf[2+2*c:], to)
+					h = mix(h, uint64(to))
 				}
-				id, ok := ids[string(buf)]
+				id, ok := ids[h]
 				if !ok {
 					id = uint16(len(ids))
-					ids[string(buf)] = id
+					ids[h] = id
 				}
 				fresh[q] = id
 			}
-			block = fresh
+			block, fresh = fresh, block
 			if len(ids) == count {
 				break
 			}
@@ -400,9 +400,26 @@ func (d *dfa) finish(ctx context.Context) (*dfa, error) {
 			}
 		}
 	}
-	out.enumeration = out.states() > 512 && out.acyclic()
+	if out.states() > 512 && out.acyclic() {
+		wide := 0
+		for q := range out.live {
+			if out.live[q].count() > 40 {
+				wide++
+			}
+		}
+		out.enumeration = wide <= 64
+	}
 	out.identify()
 	return out, nil
+}
+
+// seed starts the hashes of state signatures. It differs from process to process, so that nobody can write a schema whose states collide.
+var seed = rand.Uint64()
+
+// mix adds a value to a hash.
+func mix(h, x uint64) uint64 {
+	h = (h ^ x) * 0x9E3779B97F4A7C15
+	return h ^ h>>29
 }
 
 // canonical joins classes with equal columns, so that equal languages have equal tables.
@@ -562,4 +579,47 @@ func intersect(ctx context.Context, a, b *dfa) (*dfa, error) {
 // subtract gives the words of a that are not of b, nil when there is none.
 func subtract(ctx context.Context, a, b *dfa) (*dfa, error) {
 	return product(ctx, a, b, func(x, y bool) bool { return x && !y })
+}
+
+// indistinct gives states the same number when no word of up to steps bytes tells them apart, and how many numbers there are. Long repeats
+// have many such states: far from either end all places are alike to a token.
+func (d *dfa) indistinct(steps int) (class []uint16, count int) {
+	n := d.states()
+	block, fresh := make([]uint16, n), make([]uint16, n)
+	for q := range n {
+		if d.accept[q] {
+			block[q] |= 1
+		}
+		if d.counted && int32(q) == d.head {
+			block[q] |= 2
+		}
+		if d.counted && int32(q) == d.close {
+			block[q] |= 4
+		}
+	}
+	ids := make(map[uint64]uint16, n)
+	for range steps {
+		clear(ids)
+		for q := range n {
+			h := mix(seed, uint64(block[q]))
+			for _, to := range d.next[q*d.classes : (q+1)*d.classes] {
+				if to != dead {
+					to = block[to]
+				}
+				h = mix(h, uint64(to))
+			}
+			id, ok := ids[h]
+			if !ok {
+				id = uint16(len(ids))
+				ids[h] = id
+			}
+			fresh[q] = id
+		}
+		block, fresh = fresh, block
+		if len(ids) == n || len(ids) == count {
+			return block, len(ids)
+		}
+		count = len(ids)
+	}
+	return block, count
 }

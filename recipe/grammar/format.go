@@ -24,7 +24,7 @@ const (
 		`|(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)`
 	formatTime   = `([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)`
 	formatLabel  = `[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?`
-	formatHost   = formatLabel + `(\.` + formatLabel + `){0,8}`
+	formatHost   = formatLabel + `(\.` + formatLabel + `)*`
 	octet        = `(25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)`
 	formatIPv4   = octet + `\.` + octet + `\.` + octet + `\.` + octet
 	h16          = `[0-9A-Fa-f]{1,4}`

@@ -267,7 +267,8 @@ func (m *Matcher) step(from []thread, b byte, dst []thread) []thread {
 				continue
 			}
 			if int(t.q)+1 < len(x.lit) {
-				m.emit(thread{node: t.node, stack: t.stack, q: t.q + 1})
+				// No two threads come to the same place inside a literal, because none are in the same place before it.
+				m.out = append(m.out, thread{node: t.node, stack: t.stack, q: t.q + 1})
 			} else {
 				m.close(x.next, t.stack)
 			}
@@ -463,7 +464,7 @@ func (m *Matcher) Accept(id int32) error {
 		return e
 	}
 	switch {
-	case id < 0 || int(id) >= v.width || !v.source.Known(id):
+	case id < 0 || int(id) >= v.width || !v.source.Known(id) && !m.Dormant():
 		return refuse(0, fmt.Sprintf("there is no such token among %d", v.width))
 	case m.done:
 		return refuse(0, "the turn has ended")

@@ -207,9 +207,7 @@ func Compile(ctx context.Context, spec Spec, v *Vocabulary) (g *Grammar, err err
 		return nil, typed(ctx, err)
 	}
 	g.nodes, g.rules = b.nodes, b.rules
-	if err := g.warm(ctx); err != nil {
-		return nil, typed(ctx, err)
-	}
+	g.warm(ctx)
 	return g, nil
 }
 
@@ -417,27 +415,31 @@ func (b *builder) thinking(g *Grammar, bound int32, mayEnd bool, then trigger, m
 	return nil
 }
 
-// warm makes the token tables that the first masks need, so that no request waits for them in its decode loop.
-func (g *Grammar) warm(ctx context.Context) error {
-	budget := 24 << 20
+// Bounds of warm. What is beyond is made when a mask first needs it, in a few milliseconds each.
+const (
+	warmTables = 600
+	warmBytes  = 16 << 20
+)
+
+// warm makes the token tables that masks need, so that no request waits for them in its decode loop. It stops early rather than fail.
+func (g *Grammar) warm(ctx context.Context) {
+	tables, size := 0, 0
 	for i := range g.nodes {
 		s := g.nodes[i].set
-		if s == nil || s.d.enumeration || s.d.states() > 4096 {
+		if s == nil || s.d.enumeration {
 			continue
 		}
 		for q := range s.d.states() {
-			if s.tables[q].Load() != nil {
+			if s.has(int32(q)) {
 				continue
 			}
-			if ctx.Err() != nil {
-				return ctx.Err()
+			if tables >= warmTables || size >= warmBytes || ctx.Err() != nil {
+				return
 			}
-			if budget -= s.at(int32(q)).size(); budget < 0 {
-				return nil
-			}
+			tables++
+			size += s.at(int32(q)).size()
 		}
 	}
-	return nil
 }
 
 // key identifies the spec among those of one vocabulary.

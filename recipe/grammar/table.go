@@ -90,6 +90,7 @@ type tableSet struct {
 	follow byteSet // the bytes that can come after the automaton ended
 	mu     sync.Mutex
 	tables []atomic.Pointer[table]
+	class  []uint16 // the table of each state; nil: its own
 	bytes  atomic.Int64
 }
 
@@ -100,11 +101,22 @@ func (v *Vocabulary) tableSet(d *dfa, follow byteSet) *tableSet {
 	}
 	key := tableKey{d.key, follow}
 	v.mu.Lock()
-	defer v.mu.Unlock()
-	if s, ok := v.tables[key]; ok {
-		return s
+	old, ok := v.tables[key]
+	v.mu.Unlock()
+	if ok {
+		return old
 	}
-	s := &tableSet{v: v, d: d, follow: follow, tables: make([]atomic.Pointer[table], d.states())}
+	s := &tableSet{v: v, d: d, follow: follow}
+	n := d.states()
+	if n > 64 && !d.enumeration {
+		s.class, n = d.indistinct(v.longest)
+	}
+	s.tables = make([]atomic.Pointer[table], n)
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if old, ok := v.tables[key]; ok {
+		return old
+	}
 	if d.enumeration {
 		return s // large and hardly ever asked for twice
 	}
@@ -120,8 +132,20 @@ func (v *Vocabulary) tableSet(d *dfa, follow byteSet) *tableSet {
 	return s
 }
 
+// has says whether the table of a state is made.
+func (s *tableSet) has(q int32) bool {
+	if s.class != nil {
+		q = int32(s.class[q])
+	}
+	return s.tables[q].Load() != nil
+}
+
 // at gives the table of a state.
 func (s *tableSet) at(q int32) *table {
+	from := q
+	if s.class != nil {
+		q = int32(s.class[q])
+	}
 	if t := s.tables[q].Load(); t != nil {
 		return t
 	}
@@ -130,7 +154,7 @@ func (s *tableSet) at(q int32) *table {
 	if t := s.tables[q].Load(); t != nil {
 		return t
 	}
-	t := s.build(q)
+	t := s.build(from)
 	size := int64(t.size())
 	s.bytes.Add(size)
 	s.v.mu.Lock()
