@@ -567,3 +567,71 @@ func FuzzRegexAndLark(f *testing.F) {
 		walk(t, g.Matcher(), tok, rand.New(rand.NewPCG(1, uint64(len(text)))), 40)
 	})
 }
+
+// Nesting has a bound, and there every open bracket can still be closed.
+func TestNestingIsBounded(t *testing.T) {
+	v, tok := vocabulary(t, "v4.1")
+	one := func(s string) int32 {
+		id, ok := tok.ID(s)
+		if !ok {
+			t.Fatalf("no token %q", s)
+		}
+		return id
+	}
+	m := compile(t, v, schema(`{}`)).Matcher()
+	mask := make([]uint32, v.Words())
+	depth := 0
+	for ; depth < 1000 && m.Accept(one("[")) == nil; depth++ {
+		if m.Mask(mask) == 0 {
+			t.Fatalf("nothing is allowed at depth %d", depth)
+		}
+	}
+	if depth < 64 || depth > 127 {
+		t.Errorf("arrays nest %d deep, want 64 to 127", depth)
+	}
+	for range depth {
+		if err := m.Accept(one("]")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !m.CanEnd() {
+		t.Error("the document is not complete")
+	}
+
+	// Objects that must hold others: the mask stops opening them while there is room to finish.
+	m = compile(t, v, schema(`{"$defs":{"pair":{"type":"object","properties":{"l":{"$ref":"#/$defs/tree"},"r":{"$ref":"#/$defs/tree"}},"required":["l","r"],"additionalProperties":false},
+		"tree":{"anyOf":[{"type":"null"},{"$ref":"#/$defs/pair"}]}},"$ref":"#/$defs/tree"}`)).Matcher()
+	for n := 0; !m.CanEnd(); n++ {
+		if n > 10_000 {
+			t.Fatal("the document does not end")
+		}
+		if m.Mask(mask) == 0 {
+			t.Fatalf("nothing is allowed after %d tokens", n)
+		}
+		// Go deeper whenever that is allowed, on the left side; on the right side take null.
+		err := m.Accept(one("{"))
+		for _, s := range []string{`"`, "l", "r", ":", " ", "null", ",", "}"} {
+			if err == nil {
+				break
+			}
+			err = m.Accept(one(s))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n > 400 {
+			// deep enough: now end
+			for !m.CanEnd() {
+				err := errors.New("")
+				for _, s := range []string{"null", `"`, "l", "r", ":", " ", ",", "}"} {
+					if err = m.Accept(one(s)); err == nil {
+						break
+					}
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}

@@ -117,8 +117,6 @@ const (
 	encodeJSON               // inside a JSON string: UTF-8, what must be escaped is escaped
 )
 
-const hexDigits = "0123456789abcdef"
-
 // escapes are the characters with an escape of two bytes that must not stand raw.
 var escapes = [...]struct {
 	r    rune

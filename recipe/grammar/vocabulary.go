@@ -222,7 +222,6 @@ func (v *Vocabulary) markNode(dst []uint32, node int32) {
 }
 
 func setBit(mask []uint32, id int32)      { mask[id>>5] |= 1 << (id & 31) }
-func clearBit(mask []uint32, id int32)    { mask[id>>5] &^= 1 << (id & 31) }
 func hasBit(mask []uint32, id int32) bool { return mask[id>>5]&(1<<(id&31)) != 0 }
 
 func countBits(mask []uint32) int {
