@@ -19,7 +19,7 @@ func hot(seed int, fields string) string {
 func TestJSONSchemaHoldsTheAnswerAndNotTheThinking(t *testing.T) {
 	b := demo(t)
 	const schema = `"response_format":{"type":"json_schema","json_schema":{"name":"person","strict":true,"schema":{"type":"object","properties":{
-		"name":{"type":"string","maxLength":12},"age":{"type":"integer","minimum":0,"maximum":150},"job":{"enum":["farmer","baker"]}},"required":["name","age","job"],"additionalProperties":false}}},
+		"name":{"type":"string","maxLength":12},"age":{"type":"integer","minimum":0,"maximum":150},"job":{"type":"string","enum":["farmer","baker"]}},"required":["name","age","job"],"additionalProperties":false}}},
 		"messages":[{"role":"user","content":"Julia Jones is 64 years old. Julia is a farmer."}]`
 	for seed, thinking := range []string{`"thinking":{"type":"disabled"},`, `"thinking":{"type":"enabled","budget_tokens":24},`} {
 		c := b.chat(t, hot(seed, thinking+schema))
@@ -73,7 +73,7 @@ func endThink(t *testing.T, b *bench) int32 {
 // Row 25 of the templates' reports: required and named choices are honoured, thinking on or off.
 func TestForcedToolCalls(t *testing.T) {
 	b := demo(t)
-	const tools = `"tools":[{"type":"function","function":{"name":"get_weather","strict":true,"parameters":{"type":"object","properties":{"city":{"enum":["Oslo","Rome"]},"days":{"type":"integer","minimum":1,"maximum":9}},"required":["city","days"],"additionalProperties":false}}},
+	const tools = `"tools":[{"type":"function","function":{"name":"get_weather","strict":true,"parameters":{"type":"object","properties":{"city":{"type":"string","enum":["Oslo","Rome"]},"days":{"type":"integer","minimum":1,"maximum":9}},"required":["city","days"],"additionalProperties":false}}},
 		{"type":"function","function":{"name":"noop","parameters":{"type":"object","properties":{}}}}],"messages":[{"role":"user","content":"Hello!"}]`
 	for seed, choice := range []string{`"tool_choice":"required","thinking":{"type":"disabled"},`, `"tool_choice":{"type":"function","function":{"name":"get_weather"}},"parallel_tool_calls":false,"thinking":{"type":"enabled","budget_tokens":16},`} {
 		c := b.chat(t, hot(seed, choice+tools))
@@ -152,8 +152,8 @@ func TestPenaltiesAndBiases(t *testing.T) {
 		}
 		return most
 	}
-	story := strings.Replace(base, "What is 2 + 3?", "Count.", 1)
-	story = strings.Replace(story, `"max_tokens":24`, `"max_tokens":100,"ignore_eos":true`, 1)
+	story := strings.Replace(base, "What is 2 + 3?", "Write a long story about the sea.", 1)
+	story = strings.Replace(story, `"max_tokens":24`, `"max_tokens":160,"ignore_eos":true`, 1)
 	plain, punished := b.chat(t, fmt.Sprintf(story, "")), b.chat(t, fmt.Sprintf(story, `,"frequency_penalty":2,"presence_penalty":2`))
 	if p, q := count(plain.IDs[0]), count(punished.IDs[0]); q >= p {
 		t.Errorf("the most frequent token occurs %d times, with penalties %d times", p, q)

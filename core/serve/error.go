@@ -30,6 +30,7 @@ func apiError(err error) *protocol.Error {
 		over     *sched.OverloadError
 		poison   *sched.PoisonError
 		retry    *sched.RetryError
+		form     *engine.ConstraintError
 	)
 	unavailable := func(code, format string, args ...any) *protocol.Error {
 		e := protocol.NewError(http.StatusServiceUnavailable, format, args...)
@@ -59,6 +60,8 @@ func apiError(err error) *protocol.Error {
 		return unavailable("overloaded", "The server is overloaded: %s; try again later.", err.Error())
 	case errors.Is(err, engine.ErrDraining), errors.Is(err, engine.ErrClosed):
 		return unavailable("draining", "The server is shutting down.")
+	case errors.As(err, &form):
+		return protocol.NewError(http.StatusInternalServerError, "The answer could not be held to its form: %s.", form.Err.Error()).WithCode("constraint_failed")
 	case errors.As(err, &poison), errors.As(err, &retry), errors.Is(err, sample.ErrNotANumber):
 		return protocol.NewError(http.StatusInternalServerError, "The request could not be computed: %s.", err.Error())
 	}

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -10,6 +11,7 @@ import (
 	"log/slog"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,6 +50,7 @@ type extensions struct {
 	IgnoreEOS    bool    `json:"ignore_eos"`
 	MinP         float64 `json:"min_p"`
 	StopTokenIDs []int32 `json:"stop_token_ids"`
+	Repetition   float64 `json:"repetition_penalty"`
 }
 
 func readExtensions(body []byte, req *protocol.Request) (x extensions, err error) {
@@ -93,6 +96,7 @@ type job struct {
 	ext     extensions
 	prefix  string // of the response's id
 	fixed   string // the id, once there is one
+	formed  bool   // a grammar holds the answer to its form
 	encoder func(protocol.Header) wire
 
 	// What follows is nil for a conversation that is answered and forgotten.
@@ -120,7 +124,7 @@ func (j *job) maxTokens(prompt int) (int64, error) {
 
 // parser makes the parser of one choice.
 func (j *job) parser(how conversation.Parsing) (*parse.Parser, error) {
-	opt := parse.Options{Parsing: how, Tools: parse.ToolsOf(&j.req.Conversation), FilterJSON: true}
+	opt := parse.Options{Parsing: how, Tools: parse.ToolsOf(&j.req.Conversation), FilterJSON: !j.formed}
 	if j.parsing != nil {
 		opt = j.parsing(how)
 	}
@@ -249,27 +253,17 @@ func (j *job) sampling() (sample.Params, error) {
 	if p.Seed != nil {
 		out.Seed = uint64(*p.Seed)
 	}
-	no := func(name, why string) (sample.Params, error) {
-		return out, protocol.Invalid(name, "%s is not supported by this server%s", name, why).WithCode("unsupported_parameter")
+	if p.FrequencyPenalty != nil {
+		out.Frequency = float32(*p.FrequencyPenalty)
 	}
-	switch {
-	case p.FrequencyPenalty != nil && *p.FrequencyPenalty != 0:
-		return no("frequency_penalty", "; leave it out or send 0")
-	case p.PresencePenalty != nil && *p.PresencePenalty != 0:
-		return no("presence_penalty", "; leave it out or send 0")
-	case len(p.LogitBias) > 0:
-		return no("logit_bias", "")
-	case p.ThinkingBudget != nil:
-		j.req.Warnings = append(j.req.Warnings, "thinking.budget_tokens has no effect")
+	if p.PresencePenalty != nil {
+		out.Presence = float32(*p.PresencePenalty)
 	}
-	if c := j.req.Constraint; c != nil {
-		switch {
-		case c.Kind == protocol.ConstrainRegex, c.Kind == protocol.ConstrainGrammar, c.Kind == protocol.ConstrainJSON && j.req.Conversation.ResponseFormat.Strict:
-			return no("response_format", ": it cannot constrain what the model writes; use {\"type\":\"json_object\"}, or a json_schema without strict")
-		case c.Kind == protocol.ConstrainJSON:
-			j.req.Warnings = append(j.req.Warnings, "response_format asks the model and does not constrain it")
-		}
+	out.Repetition = float32(j.ext.Repetition)
+	for id, add := range p.LogitBias {
+		out.Bias = append(out.Bias, sample.Bias{ID: id, Add: add})
 	}
+	slices.SortFunc(out.Bias, func(a, b sample.Bias) int { return cmp.Compare(a.ID, b.ID) })
 	return out, nil
 }
 
@@ -309,6 +303,11 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 	if err != nil {
 		return err
 	}
+	form, err := j.constrain(ctx, p.Parsing)
+	if err != nil {
+		return err
+	}
+	j.formed = form != nil
 	how := p.Parsing
 	how.StopStrings, how.NoParallelTools = j.req.Parsing().StopStrings, j.req.Parsing().NoParallelTools
 	n := max(1, j.req.Params.N)
@@ -328,6 +327,9 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 		er.Sampling.Salt = uint32(i)
 		if i > 0 {
 			er.Sampling.Seed, er.Sampling.Seeded = choices[0].stream.Seed(), true
+		}
+		if form != nil {
+			er.Matcher = form.Matcher()
 		}
 		st, err := j.m.Engine.Submit(ctx, er)
 		if err != nil {

@@ -26,6 +26,7 @@ import (
 	"github.com/deepinfer-go/deepinfer/core/model"
 	"github.com/deepinfer-go/deepinfer/core/serve/store"
 	"github.com/deepinfer-go/deepinfer/recipe/encoding"
+	"github.com/deepinfer-go/deepinfer/recipe/grammar"
 	"github.com/deepinfer-go/deepinfer/recipe/protocol"
 	"github.com/deepinfer-go/deepinfer/recipe/token"
 )
@@ -66,6 +67,7 @@ type Model struct {
 	names     map[string]protocol.Model
 	images    chan struct{} // bounds image work
 	metrics   *metrics
+	grammars  *grammar.Compiler
 }
 
 // Server is the HTTP front.
@@ -224,6 +226,9 @@ func (s *Server) SetModel(m Model) error {
 	}
 	m.images = make(chan struct{}, max(1, runtime.GOMAXPROCS(0)))
 	m.metrics = newMetrics(&m)
+	if err := m.prepareGrammars(); err != nil {
+		return err
+	}
 	if !s.model.CompareAndSwap(nil, &m) {
 		return errors.New("serve a model: the server has one already")
 	}
