@@ -1159,51 +1159,65 @@ func (s *schemaCompiler) entries(l entryList) int32 {
 	bump := func(c int) int { return min(c+1, top) }
 	none := s.b.split()
 
-	// After the declared entries, by count.
-	row := make([]int32, top+1)
+	// By count of entries so far: done ends the list, bare writes the next entry, row does either, with the separator. One separator before
+	// all that may follow keeps the ways to go on few until the key begins.
+	done, bare, row := make([]int32, top+1), make([]int32, top+1), make([]int32, top+1)
+	either := func(c int) int32 {
+		if bare[c] == none {
+			return done[c]
+		}
+		next := bare[c]
+		if c > 0 {
+			next = l.comma(next)
+		}
+		if done[c] == none {
+			return next
+		}
+		return s.b.split(done[c], next)
+	}
+	more := func(c int) bool { return l.max < 0 || c < l.max }
 	for c := range row {
-		row[c] = s.b.add(node{kind: nodeSplit})
+		row[c] = s.b.add(node{kind: nodeSplit}) // others may follow each other without end
 	}
 	for c := top; c >= 0; c-- {
-		var outs []int32
+		done[c], bare[c] = none, none
 		if c >= l.min && !over(c) {
-			outs = append(outs, l.end(c == 0))
+			done[c] = l.end(c == 0)
 		}
-		if l.other != nil && !(l.max >= 0 && c >= l.max) {
-			o := l.other(row[bump(c)])
-			if c > 0 {
-				o = l.comma(o)
-			}
-			outs = append(outs, o)
+		if l.other != nil && more(c) {
+			bare[c] = l.other(row[bump(c)])
 		}
-		s.b.nodes[row[c]].outs = outs
+		s.b.nodes[row[c]].outs = []int32{either(c)}
 	}
 	for i := n - 1; i >= 0; i-- {
 		p := &l.props[i]
-		after := row
-		row = make([]int32, top+1)
 		made := map[int32]int32{}
+		fresh := make([]int32, top+1)
 		for c := range row {
-			to := none
-			if !(l.max >= 0 && c >= l.max) {
-				target := after[bump(c)]
-				e, ok := made[target]
-				if !ok {
+			if c > i { // that many entries cannot have been written before this one
+				done[c], bare[c], fresh[c] = none, none, none
+				continue
+			}
+			e := none
+			if more(c) {
+				target := row[bump(c)]
+				var ok bool
+				if e, ok = made[target]; !ok {
 					e = l.entry(p, target)
 					made[target] = e
 				}
-				if to = e; c > 0 {
-					to = l.comma(e)
-				}
 			}
-			if !p.required {
-				to = s.b.split(to, after[c])
+			switch {
+			case p.required:
+				done[c], bare[c] = none, e
+			case e != none && bare[c] != none:
+				bare[c] = s.b.split(e, bare[c])
+			case e != none:
+				bare[c] = e
 			}
-			row[c] = to
-			if c > i { // that many entries cannot have been written before this one
-				row[c] = none
-			}
+			fresh[c] = either(c)
 		}
+		row = fresh
 	}
 	return row[0]
 }
