@@ -224,10 +224,7 @@ func TestArriveRefusesWhatIsNotARequest(t *testing.T) {
 
 func TestChunkProperties(t *testing.T) {
 	const w, g = 128, 128
-	var cases []int
-	for _, n := range []int{1, 2, w - 1, w, w + 1, 2 * w, 2*w + 1, 3*w + 7, 1000, 5000, 8191, 8192, 8193, 20000} {
-		cases = append(cases, n)
-	}
+	cases := []int{1, 2, w - 1, w, w + 1, 2 * w, 2*w + 1, 3*w + 7, 1000, 5000, 8191, 8192, 8193, 20000}
 	for _, n := range cases {
 		for _, budget := range []int{w + g - 1, w + g, 384, 511, 512, 1000, 2048, 8192} {
 			for _, replay := range []int{0, w} {

@@ -445,7 +445,7 @@ func (c *child) Start(context.Context) error {
 		unix.Kill(-pid, unix.SIGKILL)
 		c.mu.Lock()
 		c.alive = false
-		err = c.cmd.Wait()
+		_ = c.cmd.Wait() // the state says how it ended
 		c.state = c.cmd.ProcessState.String()
 		c.mu.Unlock()
 		close(c.exited)

@@ -237,7 +237,7 @@ func TestBugLitellm41049ReasoningAndItsTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	out = s.Events(out, 0, evs, p.Usage())
-	if s := string(out); strings.Index(s, `"reasoning_content":"Hello"`) < 0 || strings.Index(s, `"reasoning_content":"Hello"`) > strings.Index(s, `"content":"Hi"`) ||
+	if s := string(out); !strings.Contains(s, `"reasoning_content":"Hello"`) || strings.Index(s, `"reasoning_content":"Hello"`) > strings.Index(s, `"content":"Hi"`) ||
 		!strings.Contains(s, `"reasoning_tokens":2`) || !strings.Contains(s, `"completion_tokens":4`) {
 		t.Fatal(s)
 	}

@@ -558,9 +558,8 @@ func (d *decoder) messages() *protocol.Error {
 
 // pairing checks that every call is answered at once and only once.
 type pairing struct {
-	d        *decoder
-	pending  map[string]bool
-	answered bool // calls were made in this conversation's current turn
+	d       *decoder
+	pending map[string]bool
 }
 
 const (

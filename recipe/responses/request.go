@@ -76,7 +76,6 @@ type decoder struct {
 	called   map[string]bool
 	answered map[string]bool
 	late     [][]conversation.ToolDef // tools that the results of the current run brought
-	search   bool                     // a client-run tool_search is declared
 }
 
 func decode(body []byte, opts protocol.Options, store Store) (*Request, *protocol.Error) {

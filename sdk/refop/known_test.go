@@ -54,8 +54,8 @@ func TestKnownQuantisers(t *testing.T) {
 	if b := f4e4(code, tie); b != 0x0F || !slices.Equal(code[:3], []uint8{3, 5, 7}) {
 		t.Errorf("F4E4 ties: scale %#x, codes %d, want 0xf and [3 5 7]", b, code[:3])
 	}
-	if f4e8(code, []float32{-0.0001, 6, -0.0, 0}); code[0] != 8 || code[3] != 0 {
-		t.Errorf("sign of zero: codes %d, want 8 first and 0 last", code[:4])
+	if f4e8(code, []float32{-0.0001, 6, float32(math.Copysign(0, -1)), 0}); code[0] != 8 || code[2] != 8 || code[3] != 0 {
+		t.Errorf("sign of zero: codes %d, want 8 for -0.0001 and -0, 0 for 0", code[:4])
 	}
 }
 

@@ -196,33 +196,33 @@ func cut(s string, n int) string {
 }
 
 // putResult writes the arrays of a result, or the text of a failure, and fills the lengths of c. out is the reply part of the partition.
-func (c *Completion) putResult(out []byte, r *program.Result, fail *backend.Error) error {
-	clear(c.Len[:])
-	c.Code, c.Scope, c.Native, c.ReplyLen = 0, 0, 0, 0
+func (m *Completion) putResult(out []byte, r *program.Result, fail *backend.Error) error {
+	clear(m.Len[:])
+	m.Code, m.Scope, m.Native, m.ReplyLen = 0, 0, 0, 0
 	if fail != nil {
-		c.Code, c.Scope, c.Native = fail.Code, uint32(fail.Scope), fail.Native
-		if c.Code == 0 {
-			c.Code = abi.Internal
+		m.Code, m.Scope, m.Native = fail.Code, uint32(fail.Scope), fail.Native
+		if m.Code == 0 {
+			m.Code = abi.Internal
 		}
 		half := min(len(out), errorBytes)/2 - 8
 		if half <= 0 {
 			return nil
 		}
 		op, msg := cut(fail.Op, half), cut(fail.Msg, half)
-		c.Len[arrOp], c.Len[arrMsg] = uint32(len(op)), uint32(len(msg))
+		m.Len[arrOp], m.Len[arrMsg] = uint32(len(op)), uint32(len(msg))
 		copy(out, op)
 		copy(out[align8(uint64(len(op))):], msg)
-		c.ReplyLen = align8(uint64(len(op))) + align8(uint64(len(msg)))
+		m.ReplyLen = align8(uint64(len(op))) + align8(uint64(len(msg)))
 		return nil
 	}
-	c.Len[arrIDs] = uint32(len(r.IDs))
-	c.Len[arrLogProb] = uint32(len(r.LogProb))
-	c.Len[arrTopIDs] = uint32(len(r.TopIDs))
-	c.Len[arrTopLogProb] = uint32(len(r.TopLogProb))
-	c.Len[arrRows] = uint32(len(r.Rows))
-	n, ok := payloadBytes(c.Len[:], resultElem[:])
+	m.Len[arrIDs] = uint32(len(r.IDs))
+	m.Len[arrLogProb] = uint32(len(r.LogProb))
+	m.Len[arrTopIDs] = uint32(len(r.TopIDs))
+	m.Len[arrTopLogProb] = uint32(len(r.TopLogProb))
+	m.Len[arrRows] = uint32(len(r.Rows))
+	n, ok := payloadBytes(m.Len[:], resultElem[:])
 	if !ok || n > uint64(len(out)) {
-		clear(c.Len[:])
+		clear(m.Len[:])
 		return fmt.Errorf("result of step %d needs %d bytes, the reply part of its partition has %d", r.Seq, n, len(out))
 	}
 	out = put(out, r.IDs)
@@ -230,7 +230,7 @@ func (c *Completion) putResult(out []byte, r *program.Result, fail *backend.Erro
 	out = put(out, r.TopIDs)
 	out = put(out, r.TopLogProb)
 	put(out, r.Rows)
-	c.ReplyLen = n
+	m.ReplyLen = n
 	return nil
 }
 

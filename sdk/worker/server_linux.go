@@ -62,7 +62,6 @@ type server struct {
 	progs       []*compiled
 	result      program.Result
 	progress    func(done, total int64)
-	open        controlpb.OpenRequest
 	ended       bool
 	memoryFree  atomic.Int64
 	steps       atomic.Uint64
