@@ -195,7 +195,7 @@ func cut(s string, n int) string {
 	return s
 }
 
-// putResult writes the arrays of a result, or the text of a failure, and fills the lengths of c. out is the reply part of the partition.
+// putResult writes the arrays of a result, or the text of a failure, and fills the lengths of m. out is the reply part of the partition.
 func (m *Completion) putResult(out []byte, r *program.Result, fail *backend.Error) error {
 	clear(m.Len[:])
 	m.Code, m.Scope, m.Native, m.ReplyLen = 0, 0, 0, 0
