@@ -136,7 +136,7 @@ func TestRandomWalksAreValid(t *testing.T) {
 	r := rand.New(rand.NewPCG(*seed, 1))
 	t.Logf("seed %d", *seed)
 	compiled, ended, refused := 0, 0, map[grammar.ErrorKind]int{}
-	n := 150
+	n := 100
 	if testing.Short() {
 		n = 60
 	}
