@@ -13,12 +13,13 @@ export CGO_ENABLED = 0
 HAVE_CXX := $(shell command -v $(firstword $(CXX)) 2>/dev/null)
 NO_CXX    = no C++ compiler ($(CXX)): the cpu backend is left out and the slower pure-Go backend serves instead
 
-.PHONY: help run build backends test vet check race fuzz soak bench generate clean
+.PHONY: help run build backends test test-clients vet check race fuzz soak bench generate clean
 
 help:
 	@echo "make run       build and serve the embedded demo model on http://$(LISTEN)"
 	@echo "make build     bin/deepinfer, bin/deepinfer-worker, bin/backends/"
 	@echo "make test      everything this machine can test, and what was skipped and why"
+	@echo "make test-clients  the official Python and JavaScript clients against the server"
 	@echo "make check     gofmt, vet, staticcheck, tree rules, layouts, race detector"
 	@echo "make fuzz      every fuzz target for FUZZTIME=$(FUZZTIME)"
 	@echo "make soak      the long reliability runs, SOAK=$(SOAK) each"
@@ -62,6 +63,10 @@ else
 	@echo "==> go test"
 	@$(GO) run ./internal/testreport -skipped "backends/cpu C++ tests: no C++ compiler ($(CXX))" -timeout 20m ./...
 endif
+
+# Fetches the clients' packages, so it is not part of make test; core/serve tests the same flows with the Go clients.
+test-clients: build
+	@test/clients/run.sh bin/deepinfer
 
 check: vet
 	@echo "==> gofmt"
