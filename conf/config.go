@@ -36,6 +36,9 @@ type Server struct {
 	StreamStall       time.Duration `conf:"stream_stall"`        // how long a stream's reader may take nothing before its request is aborted; default 30s; 0 = for ever
 	DrainTimeout      time.Duration `conf:"drain_timeout"`       // how long running requests may finish after SIGTERM; default 120s; 0 = cut at once
 	CORSOrigins       []string      `conf:"cors_origins"`        // origins such as "https://chat.example.com" that browsers may call from; default none; "*" = any
+	ResponsesDir      string        `conf:"responses_dir,path"`  // directory that keeps stored responses and the key of sealed reasoning over a restart; default "" = in memory
+	ResponsesSize     Size          `conf:"responses_size"`      // bytes of stored responses, compressed; default 256MiB; 1MiB .. 1TiB. The oldest go first
+	ResponsesAge      time.Duration `conf:"responses_age"`       // how long a response is stored; default 720h
 	TLS               TLS           `conf:"tls"`
 }
 
@@ -225,7 +228,7 @@ func Default() *Config {
 		Server: Server{
 			Listen: "127.0.0.1:8080", MaxBody: 64 << 20, MaxConnections: 20000,
 			ReadHeaderTimeout: 10 * time.Second, ReadTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
-			StreamStall: 30 * time.Second, DrainTimeout: 2 * time.Minute,
+			StreamStall: 30 * time.Second, DrainTimeout: 2 * time.Minute, ResponsesSize: 256 << 20, ResponsesAge: 30 * 24 * time.Hour,
 		},
 		Models:      []Model{defaultModel(DemoModel)},
 		Scheduler:   Scheduler{MaxRows: 1024, MaxSeqs: 64},

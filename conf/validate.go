@@ -181,6 +181,8 @@ func (k checker) server() {
 	k.duration(p("idle_timeout"), s.IdleTimeout, 0)
 	k.duration(p("stream_stall"), s.StreamStall, 0)
 	k.duration(p("drain_timeout"), s.DrainTimeout, 0)
+	k.size(p("responses_size"), s.ResponsesSize, 1<<20, 1<<40)
+	k.duration(p("responses_age"), s.ResponsesAge, time.Second)
 	for _, o := range s.CORSOrigins {
 		u, err := url.Parse(o)
 		if o != "*" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" || u.Path != "" || u.RawQuery != "" || u.User != nil) {

@@ -97,7 +97,13 @@ func run(ctx context.Context, cfg *conf.Config, opt options) error {
 	if err != nil {
 		return err
 	}
+	responses, secret, err := openResponses(cfg.Server, log)
+	if err != nil {
+		return err
+	}
+	defer responses.Close() // after everything that writes into it
 	srv, err := serve.New(serve.Options{
+		Store: responses, Secret: secret,
 		Logger: log, Version: opt.version, MaxBody: int64(cfg.Server.MaxBody), Keys: keys, CORSOrigins: cfg.Server.CORSOrigins,
 		StreamStall: cfg.Server.StreamStall, NoMetrics: !cfg.Telemetry.Metrics,
 	})
