@@ -12,7 +12,7 @@ const maxLark = 64 << 10
 // compileLark builds a grammar given as text: a regular expression, or the subset of Lark that custom tools use. That is rules and
 // terminals with alternatives, groups, [optional] parts, ? * + ~n ~n..m, "strings" and "strings"i, /expressions/ with the flags i, s and
 // m, "a".."z", %ignore, comments. Rules may be recursive, but not on the left. Aliases, priorities and the prefixes ? and ! have no
-// meaning here and are skipped; %import, %declare and templates are refused.
+// meaning here and are skipped. %import knows the terminals of Lark's module common; %declare and templates are refused.
 func compileLark(b *builder, syntax, text string, enc encode, next int32) (int32, error) {
 	switch syntax {
 	case "regex":
@@ -137,6 +137,70 @@ func (p *larkParser) word() string {
 	return p.text[start:p.pos]
 }
 
+// larkCommon are the terminals of Lark's module common, each as one expression.
+var larkCommon = map[string]string{
+	"DIGIT": `[0-9]`, "HEXDIGIT": `[0-9a-fA-F]`, "INT": `[0-9]+`, "SIGNED_INT": `[+-]?[0-9]+`,
+	"DECIMAL":       `[0-9]+\.[0-9]*|\.[0-9]+`,
+	"FLOAT":         `[0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?`,
+	"NUMBER":        `([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?`,
+	"SIGNED_FLOAT":  `[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)`,
+	"SIGNED_NUMBER": `[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?`,
+	"LCASE_LETTER":  `[a-z]`, "UCASE_LETTER": `[A-Z]`, "LETTER": `[a-zA-Z]`, "WORD": `[a-zA-Z]+`, "CNAME": `[a-zA-Z_][a-zA-Z_0-9]*`,
+	"ESCAPED_STRING": `"([^"\\\n]|\\[^\n])*"`,
+	"WS_INLINE":      `[ \t]+`, "WS": `[ \t\f\r\n]+`, "CR": `\r`, "LF": `\n`, "NEWLINE": `(\r?\n)+`,
+}
+
+// imports reads what follows %import: common.NAME, common.NAME -> ALIAS, common (NAME, NAME).
+func (p *larkParser) imports() error {
+	p.space(false)
+	if module := p.word(); module != "common" {
+		return &Error{Kind: Unsupported, Reason: fmt.Sprintf("grammar line %d: only terminals of common can be imported, not of %q", p.line+1, module)}
+	}
+	one := func(list bool) error {
+		p.space(false)
+		name := p.word()
+		text, ok := larkCommon[name]
+		if !ok {
+			return &Error{Kind: Unsupported, Reason: fmt.Sprintf("grammar line %d: there is no terminal common.%s", p.line+1, name)}
+		}
+		p.space(false)
+		if !list && strings.HasPrefix(p.text[p.pos:], "->") {
+			p.pos += 2
+			p.space(false)
+			if name = p.word(); name == "" {
+				return p.fail("an alias is missing after ->")
+			}
+		}
+		if p.rules[name] != nil {
+			return p.fail("%s is defined twice", name)
+		}
+		p.rules[name] = &larkExpr{op: larkRegex, text: text, line: p.line}
+		return nil
+	}
+	if p.peek() == '.' {
+		p.pos++
+		return one(false)
+	}
+	p.space(false)
+	if p.peek() != '(' {
+		return p.fail("after %%import common comes a name or a list of names")
+	}
+	for {
+		p.pos++
+		if err := one(true); err != nil {
+			return err
+		}
+		switch p.peek() {
+		case ',':
+		case ')':
+			p.pos++
+			return nil
+		default:
+			return p.fail("a list of names ends with )")
+		}
+	}
+}
+
 func (p *larkParser) file() error {
 	for {
 		p.space(true)
@@ -145,7 +209,14 @@ func (p *larkParser) file() error {
 		}
 		if p.peek() == '%' {
 			p.pos++
-			if w := p.word(); w != "ignore" {
+			w := p.word()
+			if w == "import" {
+				if err := p.imports(); err != nil {
+					return err
+				}
+				continue
+			}
+			if w != "ignore" {
 				return &Error{Kind: Unsupported, Reason: fmt.Sprintf("grammar line %d: %%%s is not supported", p.line+1, w)}
 			}
 			e, err := p.alternatives()

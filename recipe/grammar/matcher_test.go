@@ -295,7 +295,7 @@ func TestErrorsNameTheKeyword(t *testing.T) {
 			t.Errorf("%s: %v, want %v at %s", c.name, err, c.kind, c.pointer)
 		}
 	}
-	for _, text := range []string{"start: start \"a\" | \"b\"\n", "start: x\nx: y \"a\"\ny: x \"b\" | \"c\"\n", "x: \"a\"\n", "start: y\n", "start: (\"a\"\n", "start: \"a\n", "%import common.INT\nstart: INT\n", "start: A\nA: A \"x\"\n", "start: /(/\n", "start \"a\"\n", "start: \"a\"\nstart: \"b\"\n"} {
+	for _, text := range []string{"start: start \"a\" | \"b\"\n", "start: x\nx: y \"a\"\ny: x \"b\" | \"c\"\n", "x: \"a\"\n", "start: y\n", "start: (\"a\"\n", "start: \"a\n", "%import python.INT\nstart: INT\n", "%import common.NONE\nstart: \"a\"\n", "%import common (INT\nstart: INT\n", "%import common.INT -> \nstart: INT\n", "%import common\nstart: \"a\"\n", "%import common.INT\nINT: \"1\"\nstart: INT\n", "start: A\nA: A \"x\"\n", "start: /(/\n", "start \"a\"\n", "start: \"a\"\nstart: \"b\"\n"} {
 		_, err := grammar.Compile(context.Background(), grammar.Spec{Kind: grammar.KindGrammar, Pattern: text}, v)
 		var e *grammar.Error
 		if !errors.As(err, &e) || e.Reason == "" {
