@@ -95,7 +95,7 @@ func (p *Parser) endCall(complete bool) {
 	}
 	p.enter(0, hBetween)
 	p.pos = int(p.base - p.origin)
-	if p.opt.NoParallelTools {
+	if p.opt.NoParallelTools && complete {
 		p.finish(CauseStop, "")
 	}
 }

@@ -305,6 +305,14 @@ func TestOneCallOnlyWithoutParallelCalls(t *testing.T) {
 	if !p.Done() || evs[len(evs)-1].Cause != CauseToolCalls || evs[len(evs)-1].Kind != Finish {
 		t.Fatalf("%+v", evs)
 	}
+	// A call that the token budget cut is no end of its own.
+	p, err = New(o)
+	must(t, err)
+	whole := block("v4.1", `<｜DSML｜ invoke name="get_weather">`+"\n"+`<｜DSML｜ parameter name="location" string="true">Par`)
+	p.Text(nil, whole[:strings.Index(whole, "Par")+3], 9)
+	if evs = p.Finish(nil, CauseLength); evs[len(evs)-1].Cause != CauseLength {
+		t.Errorf("%+v", evs)
+	}
 }
 
 func TestNamesAreResolved(t *testing.T) {
