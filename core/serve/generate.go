@@ -163,6 +163,13 @@ func (s *Server) refuse(w *reply, r *http.Request, err error) {
 		return
 	}
 	e := s.known(w, err)
+	if e.Param == "messages" { // what the prompt is called depends on the protocol
+		if within(r.URL.Path, "/v1/responses") {
+			e.Param = "input"
+		} else if strings.HasSuffix(r.URL.Path, "/completions") && !strings.HasSuffix(r.URL.Path, "/chat/completions") {
+			e.Param = "prompt"
+		}
+	}
 	if w.status == 0 {
 		writeError(w, e)
 	}
