@@ -227,15 +227,28 @@ func TestSealedReasoning(t *testing.T) {
 	follow := func(reasoning string) string {
 		return fmt.Sprintf(ask, fmt.Sprintf(`,%s,%s,{"type":"function_call_output","call_id":%q,"output":"[\"test/server.txt:52\"]"}`, reasoning, whole.Output[len(whole.Output)-1], call.CallID))
 	}
-	plain, _ := b.respond(t, "POST", "/v1/responses", follow(string(whole.Output[0])), 200)
-	opened, _ := b.respond(t, "POST", "/v1/responses", follow(fmt.Sprintf(`{"type":"reasoning","summary":[],"encrypted_content":%q}`, r.Output[0].Encrypted)), 200)
-	if plain.Usage.Input != opened.Usage.Input {
-		t.Errorf("%d tokens with the text of the reasoning, %d with its seal", plain.Usage.Input, opened.Usage.Input)
+	count := func(reasoning string, want int) (int, []byte) {
+		t.Helper()
+		status, _, raw := b.do(t, "POST", "/v1/responses/input_tokens", follow(reasoning))
+		var n struct {
+			Input int `json:"input_tokens"`
+		}
+		if err := json.Unmarshal(raw, &n); status != want || err != nil {
+			t.Fatalf("%d %s, want %d", status, raw, want)
+		}
+		return n.Input, raw
 	}
-	seal := []byte(r.Output[0].Encrypted)
-	seal[len(seal)-5] ^= 1
-	for _, bad := range []string{string(seal), "v1.AAAA", "gAAAAA", "v1.%%%"} {
-		if _, raw := b.respond(t, "POST", "/v1/responses", follow(fmt.Sprintf(`{"type":"reasoning","summary":[],"encrypted_content":%q}`, bad)), 400); !bytes.Contains(raw, []byte(`"invalid_encrypted_content"`)) {
+	sealed := func(seal string) string {
+		return fmt.Sprintf(`{"type":"reasoning","summary":[],"encrypted_content":%q}`, seal)
+	}
+	plain, _ := count(string(whole.Output[0]), 200)
+	if opened, _ := count(sealed(r.Output[0].Encrypted), 200); plain != opened {
+		t.Errorf("%d tokens with the text of the reasoning, %d with its seal", plain, opened)
+	}
+	changed := []byte(r.Output[0].Encrypted)
+	changed[len(changed)-5] ^= 1
+	for _, bad := range []string{string(changed), "v1.AAAA", "gAAAAA", "v1.%%%"} {
+		if _, raw := count(sealed(bad), 400); !bytes.Contains(raw, []byte(`"invalid_encrypted_content"`)) {
 			t.Errorf("%s", raw)
 		}
 	}
@@ -244,9 +257,8 @@ func TestSealedReasoning(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gone, _ := b.respond(t, "POST", "/v1/responses", follow(fmt.Sprintf(`{"type":"reasoning","summary":[],"encrypted_content":%q}`, other.seal("x", ""))), 200)
-	if gone.Usage.Input >= plain.Usage.Input {
-		t.Errorf("%d tokens without the reasoning, %d with it", gone.Usage.Input, plain.Usage.Input)
+	if gone, _ := count(sealed(other.seal("x", "")), 200); gone >= plain {
+		t.Errorf("%d tokens without the reasoning, %d with it", gone, plain)
 	}
 	if text, err := other.open(other.seal("thought", "a"), "a"); err != nil || text != "thought" {
 		t.Errorf("%q, %v", text, err)
