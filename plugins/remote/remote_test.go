@@ -505,9 +505,7 @@ func TestLateSteps(t *testing.T) {
 		o.Limits.Grace, o.Limits.Silent = 10*time.Millisecond, 300*time.Millisecond
 		e, id := load(t, o)
 		run(t, e, tiny.Step(1, id, 0, 1))
-		if err := syscall.Kill(e.Facts().PID, syscall.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		stop(t, e.Facts().PID)
 		if err := e.Submit(tiny.Step(2, id, 0, 1)); err != nil {
 			t.Fatal(err)
 		}
@@ -519,6 +517,36 @@ func TestLateSteps(t *testing.T) {
 		}
 		run(t, e, tiny.Step(3, id, 0, 1))
 	})
+}
+
+// stop sends SIGSTOP and waits until every thread has stopped: the signal is only under way when kill returns, and a thread that still runs could serve one more step.
+func stop(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		running := len(files) == 0
+		for _, f := range files {
+			raw, err := os.ReadFile(f)
+			if err != nil {
+				continue // the thread has ended
+			}
+			// "pid (name) STATE ...": the name may hold anything, the last parenthesis ends it.
+			rest := strings.TrimSpace(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
+			running = running || !strings.HasPrefix(rest, "T")
+		}
+		if !running {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("process %d does not stop", pid)
+		}
+	}
 }
 
 func TestWaitEndsWithItsContext(t *testing.T) {
