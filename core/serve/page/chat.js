@@ -80,7 +80,8 @@ function number(id) {
 
 async function ask(text) {
   $("empty")?.remove();
-  history.push({ role: "user", content: text });
+  const turns = history; // New chat replaces the list: what this answer still adds must not reach the next conversation
+  turns.push({ role: "user", content: text });
   log.append(element("div", "turn user", text));
   const turn = element("div", "turn assistant"), thought = element("details"), body = element("div", "cursor"), meta = element("div", "meta");
   thought.append(element("summary", "", "Thinking"));
@@ -93,7 +94,7 @@ async function ask(text) {
   running = new AbortController();
   send.textContent = "Stop";
   send.classList.add("stop");
-  const messages = $("system").value.trim() ? [{ role: "system", content: $("system").value }, ...history] : history;
+  const messages = $("system").value.trim() ? [{ role: "system", content: $("system").value }, ...turns] : turns;
   const started = performance.now();
   let first = 0, content = "", reasoning = "", usage = null, finish = null, failed = null;
   try {
@@ -137,6 +138,8 @@ async function ask(text) {
     if (!finish) throw new Error("the stream ended without a finish reason");
   } catch (err) {
     failed = err.name === "AbortError" ? "stopped" : err.message;
+    // What fetch throws when no answer arrives differs by browser ("Failed to fetch", "network error") and says nothing to a reader.
+    if (err instanceof TypeError) failed = "The connection to the server was lost. Check that it is running, then send the message again.";
   }
   body.classList.remove("cursor");
   if (failed && failed !== "stopped") turn.append(element("div", "error", failed));
@@ -145,8 +148,11 @@ async function ask(text) {
     n ? n + " tokens" : "", n > 1 && seconds > 0 ? ((n - 1) / seconds).toFixed(1) + " tokens/s" : "",
     first ? "first after " + Math.round(first - started) + " ms" : "", failed === "stopped" ? "stopped" : finish === "length" ? "cut at the token limit" : "",
   ].filter(Boolean).join(" · ");
-  if (content || failed === "stopped") history.push({ role: "assistant", content });
-  else history.pop(); // nothing came: the question may be asked again
+  if (content) turns.push({ role: "assistant", content });
+  else {
+    turns.pop(); // nothing came: the question may be asked again
+    if (failed && failed !== "stopped" && !prompt.value && turns === history) { prompt.value = text; grow(); }
+  }
   running = null;
   send.textContent = "Send";
   send.classList.remove("stop");
