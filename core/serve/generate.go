@@ -302,6 +302,7 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 	if err := params.Validate(); err != nil {
 		return err
 	}
+	s.recall(s.tenant(r), &j.req.Conversation)
 	p, images, err := s.prompt(ctx, j)
 	if err != nil {
 		return err
@@ -351,7 +352,8 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 	if len(j.req.Warnings) > 0 {
 		h.Set("X-Deepinfer-Warning", strings.Join(j.req.Warnings, "; "))
 	}
-	enc := j.encoder(protocol.Header{ID: j.id(), Created: arrival.Unix(), Model: j.m.Name, Prompt: int64(len(p.Tokens))})
+	head := protocol.Header{ID: j.id(), Created: arrival.Unix(), Model: j.m.Name, Prompt: int64(len(p.Tokens))}
+	enc, thinker := j.encoder(head), s.thinker(s.tenant(r), j, head)
 
 	pieces := make(chan piece)
 	var group sync.WaitGroup
@@ -400,6 +402,7 @@ func (s *Server) run(w *reply, r *http.Request, j *job, arrival time.Time) error
 				return nil
 			}
 			buf = enc.Events(buf[:0], pc.choice, pc.events, pc.usage)
+			thinker.see(pc.choice, pc.events)
 			if pc.last && left == 1 && j.ended != nil {
 				j.ended(enc)
 			}
@@ -579,7 +582,7 @@ func (s *Server) tokenize(rw http.ResponseWriter, r *http.Request) {
 		defer s.end()
 		var body []byte
 		if body, err = s.body(w, r); err == nil {
-			err = s.tokenizeBody(w, m, body)
+			err = s.tokenizeBody(w, r, m, body)
 		}
 	}
 	if err != nil {
@@ -587,7 +590,7 @@ func (s *Server) tokenize(rw http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (s *Server) tokenizeBody(w http.ResponseWriter, m *Model, body []byte) error {
+func (s *Server) tokenizeBody(w http.ResponseWriter, r *http.Request, m *Model, body []byte) error {
 	var q map[string]json.RawMessage
 	if err := json.Unmarshal(body, &q); err != nil {
 		return protocol.Malformed("", "invalid request body: %v", err)
@@ -620,6 +623,7 @@ func (s *Server) tokenizeBody(w http.ResponseWriter, m *Model, body []byte) erro
 		if len(req.Conversation.Images) > 0 {
 			return protocol.Invalid("messages", "images have no tokens of their own; leave them out").WithCode("images_not_supported")
 		}
+		s.recall(s.tenant(r), &req.Conversation)
 		p, err := m.Encoder.Encode(&req.Conversation, encoding.Options{})
 		if err != nil {
 			return protocol.Invalid("messages", "%s", err.Error())

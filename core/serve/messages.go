@@ -48,6 +48,7 @@ func (s *Server) countTokens(rw http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return nil, err
 		}
+		s.recall(s.tenant(r), &req.Conversation)
 		n, err := m.conversationTokens(r.Context(), &req.Conversation)
 		return messages.CountTokens(int64(n)), err
 	})

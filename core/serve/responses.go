@@ -281,6 +281,7 @@ func (s *Server) inputTokens(rw http.ResponseWriter, r *http.Request) {
 		if err != nil {
 			return nil, err
 		}
+		s.recall(j.tenant, &j.req.Conversation)
 		n, err := m.conversationTokens(r.Context(), &j.req.Conversation)
 		return responses.InputTokens(int64(n)), err
 	})

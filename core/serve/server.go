@@ -72,15 +72,16 @@ type Model struct {
 
 // Server is the HTTP front.
 type Server struct {
-	opt     Options
-	log     *slog.Logger
-	keys    [][sha256.Size]byte
-	started time.Time
-	model   atomic.Pointer[Model]
-	routes  map[string]map[string]http.HandlerFunc // path, method
-	store   *store.Store
-	sealer  *sealer
-	tasks   tasks
+	opt      Options
+	log      *slog.Logger
+	keys     [][sha256.Size]byte
+	started  time.Time
+	model    atomic.Pointer[Model]
+	routes   map[string]map[string]http.HandlerFunc // path, method
+	store    *store.Store
+	sealer   *sealer
+	tasks    tasks
+	thoughts thoughts
 
 	mu       sync.Mutex
 	stage    string
