@@ -1,35 +1,25 @@
 package serve
 
 import (
-	"encoding/json"
+	"maps"
 	"net/http"
-	"strings"
 
 	"github.com/deepinfer-go/deepinfer/recipe/messages"
 	"github.com/deepinfer-go/deepinfer/recipe/protocol"
 )
 
 // messagesOptions also takes the names of Claude models, which clients of this protocol send for their side tasks.
-func (s *Server) messagesOptions(m *Model, body []byte) protocol.Options {
+func (s *Server) messagesOptions(m *Model) protocol.Options {
 	opt := s.protocolOptions(m)
-	var q struct{ Model string }
-	if json.Unmarshal(body, &q) != nil || !strings.HasPrefix(q.Model, "claude-") {
-		return opt // a body that is no JSON is refused when it is decoded
-	}
-	if _, known := opt.Models[q.Model]; !known {
-		names := map[string]protocol.Model{q.Model: m.names[m.Name]}
-		for k, v := range opt.Models {
-			names[k] = v
-		}
-		opt.Models = names
-	}
+	opt.Models = maps.Clone(opt.Models)
+	opt.Models["claude-*"] = m.names[m.Name]
 	return opt
 }
 
 // messages is POST /v1/messages.
 func (s *Server) messages(rw http.ResponseWriter, r *http.Request) {
 	s.answer(rw.(*reply), r, func(m *Model, body []byte) (*job, error) {
-		req, err := messages.Decode(body, s.messagesOptions(m, body))
+		req, err := messages.Decode(body, s.messagesOptions(m))
 		if err != nil {
 			return nil, err
 		}
@@ -44,7 +34,7 @@ func (s *Server) messages(rw http.ResponseWriter, r *http.Request) {
 // countTokens is POST /v1/messages/count_tokens.
 func (s *Server) countTokens(rw http.ResponseWriter, r *http.Request) {
 	s.count(rw.(*reply), r, func(m *Model, body []byte) ([]byte, error) {
-		req, err := messages.Decode(body, s.messagesOptions(m, body))
+		req, err := messages.Decode(body, s.messagesOptions(m))
 		if err != nil {
 			return nil, err
 		}

@@ -93,3 +93,14 @@ func TestErrorsHideInternals(t *testing.T) {
 		}
 	}
 }
+
+func TestInputOfACustomCall(t *testing.T) {
+	for _, c := range []struct {
+		arguments, input string
+		ok               bool
+	}{{`{"input": "a\"b"}`, `a"b`, true}, {`{"input":""}`, "", true}, {`{}`, "", false}, {`{"other":1}`, `{"other":1}`, false}, {`{"input":1}`, `{"input":1}`, false}, {`x`, `x`, false}} {
+		if input, ok := CustomInput(c.arguments); input != c.input || ok != c.ok {
+			t.Errorf("%s: %q, %v", c.arguments, input, ok)
+		}
+	}
+}

@@ -350,6 +350,9 @@ func CustomInput(arguments string) (string, bool) {
 	if err != nil {
 		return arguments, false
 	}
+	if v.Kind == pyjson.Object && len(v.Members) == 0 {
+		return "", false // the call was cut before its input
+	}
 	in := v.Get("input")
 	if in == nil || in.Kind != pyjson.String {
 		return arguments, false

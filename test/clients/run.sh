@@ -43,8 +43,8 @@ javascript() {
 	command -v npm >/dev/null || { echo "JavaScript clients skipped: no npm"; return 0; }
 	mkdir -p "$packages/javascript"
 	if ! test -d "$packages/javascript/node_modules/openai" || ! test -d "$packages/javascript/node_modules/@anthropic-ai/sdk"; then
-		(cd "$packages/javascript" && echo '{"private":true}' >package.json && npm install --no-audit --no-fund --silent openai @anthropic-ai/sdk) >"$packages/javascript.log" 2>&1 ||
-			{ echo "JavaScript clients skipped: npm could not install openai and @anthropic-ai/sdk: $(tail -n 1 "$packages/javascript.log")"; return 0; }
+		(cd "$packages/javascript" && echo '{"private":true}' >package.json && npm install --no-audit --no-fund --loglevel=error openai @anthropic-ai/sdk) >"$packages/javascript.log" 2>&1 ||
+			{ echo "JavaScript clients skipped: npm could not install openai and @anthropic-ai/sdk: $(grep -v -e "^npm error code" -e "^npm error syscall" -e "^npm error errno" "$packages/javascript.log" | head -n 1)"; return 0; }
 	fi
 	cp "$here/client.mjs" "$packages/javascript/" && node "$packages/javascript/client.mjs" "$url"
 }
