@@ -229,7 +229,8 @@ func TestSealedReasoning(t *testing.T) {
 	}
 	count := func(reasoning string, want int) (int, []byte) {
 		t.Helper()
-		status, _, raw := b.do(t, "POST", "/v1/responses/input_tokens", follow(reasoning))
+		body := strings.ReplaceAll(follow(reasoning), call.CallID, "call_elsewhere_0") // by its own id the server would recall the thinking
+		status, _, raw := b.do(t, "POST", "/v1/responses/input_tokens", body)
 		var n struct {
 			Input int `json:"input_tokens"`
 		}
