@@ -98,6 +98,8 @@ type Parser struct {
 	usage     Usage
 	reasoning float64
 	thought   []byte // compat with a vocabulary: the whole reasoning, to be counted at the end
+	counted   int    // its tokens ...
+	countedTo int    // ... up to this length
 	countText func(string) []int32
 	warnings  []Warning
 
@@ -191,10 +193,10 @@ func (p *Parser) Done() bool { return p.done }
 func (p *Parser) Usage() Usage {
 	u := p.usage
 	if p.countText != nil {
-		u.Reasoning = 0
-		if len(p.thought) > 0 {
-			u.Reasoning = len(p.countText(string(p.thought)))
+		if len(p.thought) > p.countedTo { // callers may ask at every step; the reasoning grows only while it lasts
+			p.counted, p.countedTo = len(p.countText(string(p.thought))), len(p.thought)
 		}
+		u.Reasoning = p.counted
 	} else {
 		u.Reasoning = int(math.Round(p.reasoning))
 	}
