@@ -41,7 +41,7 @@ backends:
 	@mkdir -p bin/backends
 ifneq ($(HAVE_CXX),)
 	@echo "==> bin/backends/cpu.so"
-	@$(MAKE) --no-print-directory -C backends/cpu CXX="$(CXX)" OUT=../../bin/backends
+	@$(MAKE) --no-print-directory -j$(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) -C backends/cpu CXX="$(CXX)" OUT=../../bin/backends
 	@cp backends/cpu/cpu.backend.hcl bin/backends/
 else
 	@echo "==> $(NO_CXX)"

@@ -204,7 +204,9 @@ func (l *loader) resolve(keys []string, isEnv bool) (string, *node, error) {
 	top := schema.child(keys[0])
 	if top == nil {
 		text := fmt.Sprintf("unknown block %q", keys[0])
-		if above := blocksWith(keys[0]); above != "" {
+		if block, key, ok := strings.Cut(keys[0], "_"); isEnv && ok && len(keys) == 1 && schema.child(block) != nil && schema.child(block).child(key) != nil {
+			text += fmt.Sprintf("; did you mean %s?", say([]string{block, key})) // one underscore is part of a name, two part names
+		} else if above := blocksWith(keys[0]); above != "" {
 			text += fmt.Sprintf("; did you mean %s?", say(append([]string{above}, keys...)))
 		} else if near := nearest(keys[0], schema.names()); near != "" {
 			text += fmt.Sprintf("; did you mean %s?", say(append([]string{near}, keys[1:]...)))

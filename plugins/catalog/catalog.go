@@ -222,8 +222,11 @@ func Choose(list []Entry, name string) (Entry, error) {
 		for k := range known {
 			names = append(names, k)
 		}
+		if len(names) == 0 {
+			return Entry{}, fmt.Errorf("no backend named %q: no library is installed", name)
+		}
 		slices.Sort(names)
-		return Entry{}, fmt.Errorf("no backend named %q; there are %s%s", name, strings.Join(names, ", "), nearest(name, known))
+		return Entry{}, fmt.Errorf("no backend named %q; installed: %s%s", name, strings.Join(names, ", "), nearest(name, known))
 	}
 	best := -1
 	var reasons []error

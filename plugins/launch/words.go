@@ -56,7 +56,7 @@ func (w *words) flush() {
 	if w.crash > 0 || crashReport(msg) {
 		w.crash++
 	}
-	if w.crash <= crashLines {
+	if w.crash <= crashLines && !(w.crash > 0 && strings.HasPrefix(msg, "PC=")) { // registers tell a reader nothing
 		w.tail = append(w.tail, msg)
 		if len(w.tail) > tailLines {
 			w.tail = w.tail[1:]

@@ -240,12 +240,16 @@ func (e *Executor) begin(ctx context.Context) (err error) {
 		}
 	}
 	var reply *controlpb.OpenReply
-	err = l.call(ctx, e.opt.LoadTimeout, func(ctx context.Context) (err error) {
+	began := time.Now()
+	err = l.call(ctx, e.opt.OpenTimeout, func(ctx context.Context) (err error) {
 		reply, err = p.Control.Open(ctx, &controlpb.OpenRequest{Index: int32(e.opt.Index), Threads: int32(e.opt.Open.Threads), Config: e.opt.Open.Config, SlotBytes: e.spec.SlotBytes, Slots: int64(e.spec.Slots),
 			GranuleBytes: e.spec.Granule, Granules: int64(e.spec.Granules), Spin: mayspin})
 		return err
 	})
 	if err != nil {
+		if ctx.Err() == nil && time.Since(began) >= e.opt.OpenTimeout {
+			return fmt.Errorf("Open: the library did not load and open device %d within %s; `deepinfer plugin probe` shows how far it comes", e.opt.Index, e.opt.OpenTimeout)
+		}
 		return l.explain("Open", err)
 	}
 	d := reply.Device
@@ -268,7 +272,7 @@ func (e *Executor) begin(ctx context.Context) (err error) {
 		e.status.PID, e.status.Epoch, e.status.Layers, e.status.Notes = p.PID, e.epoch, layers, reply.Notes
 	})
 	for _, n := range reply.Notes {
-		e.opt.Logger.Info("backend note", "backend", e.opt.Backend, "note", n)
+		e.opt.Logger.Debug("backend note", "backend", e.opt.Backend, "note", n)
 	}
 	e.life.Store(l)
 	return nil

@@ -31,7 +31,8 @@ type Options struct {
 	SpinCap      time.Duration // longest spin while waiting; default 200 us, negative = never spin
 	Deadline     time.Duration // of one step; default 30 s
 	StartTimeout time.Duration // process start to Hello; default 10 s
-	LoadTimeout  time.Duration // one Open or Compile; default 10 min
+	OpenTimeout  time.Duration // loading the library and opening the device; default 1 min
+	LoadTimeout  time.Duration // one Compile, weights included; default 10 min
 	Limits       supervise.Limits
 	Logger       *slog.Logger // nil = none
 }
@@ -45,6 +46,9 @@ func (o Options) withDefaults() Options {
 	}
 	if o.StartTimeout == 0 {
 		o.StartTimeout = 10 * time.Second
+	}
+	if o.OpenTimeout == 0 {
+		o.OpenTimeout = time.Minute
 	}
 	if o.LoadTimeout == 0 {
 		o.LoadTimeout = 10 * time.Minute
@@ -68,7 +72,7 @@ func (o Options) validate() error {
 	if o.Depth < 1 || o.Depth > maxDepth {
 		bad("depth %d, must be 1 to %d", o.Depth, maxDepth)
 	}
-	for name, d := range map[string]time.Duration{"deadline": o.Deadline, "start timeout": o.StartTimeout, "load timeout": o.LoadTimeout} {
+	for name, d := range map[string]time.Duration{"deadline": o.Deadline, "start timeout": o.StartTimeout, "open timeout": o.OpenTimeout, "load timeout": o.LoadTimeout} {
 		if d < 0 {
 			bad("%s %s, must be positive", name, d)
 		}

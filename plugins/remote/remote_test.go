@@ -667,6 +667,9 @@ func TestStartErrors(t *testing.T) {
 		"crash in entry": {func(t *testing.T, o *Options) {
 			o.Library = object(t, "unsigned di_backend_v1(void *a, void *b, void *c) { *(volatile int *)8 = 1; return 0; }")
 		}, []string{"worker process"}},
+		"hang in entry": {func(t *testing.T, o *Options) {
+			o.Library, o.OpenTimeout = object(t, "#include <unistd.h>\nunsigned di_backend_v1(void *a, void *b, void *c) { for (;;) sleep(1); }"), 500*time.Millisecond
+		}, []string{"did not load and open device 0 within 500ms", "plugin probe"}},
 		"exit in entry": {func(t *testing.T, o *Options) {
 			o.Library = object(t, "#include <stdlib.h>\nunsigned di_backend_v1(void *a, void *b, void *c) { _Exit(42); }")
 		}, []string{"exit status 42"}},

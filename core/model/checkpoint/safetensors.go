@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
 	"slices"
 	"sort"
@@ -60,13 +62,13 @@ func decodeHeader(file string, raw []byte, room int64) (entries []entry, problem
 	for decoder.More() {
 		token, err := decoder.Token()
 		if err != nil {
-			bad(file, "header: %v", err)
+			bad(file, "header: %s", jsonProblem(err))
 			return entries, problems
 		}
 		name := token.(string) // the decoder allows only strings as keys
 		var item json.RawMessage
 		if err := decoder.Decode(&item); err != nil {
-			bad(file, "header entry %q: %v", name, err)
+			bad(file, "header entry %q: %s", name, jsonProblem(err))
 			return entries, problems
 		}
 		if seen[name] {
@@ -89,7 +91,7 @@ func decodeHeader(file string, raw []byte, room int64) (entries []entry, problem
 		entries = append(entries, e)
 	}
 	if _, err := decoder.Token(); err != nil {
-		bad(file, "header: %v", err)
+		bad(file, "header: %s", jsonProblem(err))
 		return entries, problems
 	}
 	if rest := strings.Trim(string(raw[decoder.InputOffset():]), " \t\r\n\x00"); rest != "" {
@@ -169,4 +171,12 @@ func ParseFile(name string, raw []byte) ([]Tensor, error) {
 func (e entry) tensor(file string, payload int64, raw []byte) Tensor {
 	begin, end := payload+e.begin, payload+e.end
 	return Tensor{Name: e.name, DType: e.dtype, Shape: slices.Clip(e.shape), Bytes: raw[begin:end:end], File: file, Offset: begin}
+}
+
+// jsonProblem says in words what the decoder calls EOF: the length before the header cuts its JSON, or the file is damaged.
+func jsonProblem(err error) string {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return "its JSON does not end within the header length: the length or the file is damaged"
+	}
+	return err.Error()
 }

@@ -208,7 +208,7 @@ func (a *App) openTokenizer() error {
 	}
 	t, err := token.Parse(raw)
 	if err != nil {
-		return fmt.Errorf("tokenizer.json: %w", err)
+		return err // names tokenizer.json
 	}
 	c := a.Model.Config
 	if t.VocabSize() > c.VocabSize {
