@@ -248,7 +248,7 @@ func (e *Executor) begin(ctx context.Context) (err error) {
 	})
 	if err != nil {
 		if ctx.Err() == nil && time.Since(began) >= e.opt.OpenTimeout {
-			return fmt.Errorf("Open: the library did not load and open device %d within %s; `deepinfer plugin probe` shows how far it comes", e.opt.Index, e.opt.OpenTimeout)
+			return fmt.Errorf("open: the library did not load and open device %d within %s; `deepinfer plugin probe` shows how far it comes", e.opt.Index, e.opt.OpenTimeout)
 		}
 		return l.explain("Open", err)
 	}

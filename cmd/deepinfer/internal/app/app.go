@@ -53,7 +53,6 @@ type App struct {
 	Thinking  *bool // what the configuration says where a request says nothing; nil = nothing
 	CacheSize int64 // bytes of the KV pool
 
-	files fs.FS
 }
 
 // Open loads the model and starts its engine. Errors carry an exit code (Error); what is no usage error is a failure.
