@@ -88,7 +88,12 @@ race:
 fuzz:
 	@git ls-files '*_test.go' | xargs grep -oE '^func Fuzz[A-Za-z0-9_]+' | sed 's/:func / /' | while read -r file name; do \
 		echo "==> $$name in $$(dirname $$file)"; \
-		$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x "./$$(dirname $$file)" || exit 1; \
+		out=$$($(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x "./$$(dirname $$file)" 2>&1); rc=$$?; echo "$$out"; \
+		case "$$out" in \
+		*"Failing input written"*) exit 1 ;; \
+		*"context deadline exceeded"*) echo "(go test reports the end of the fuzzing time as a failure now and then; no input failed)" ;; \
+		*) test $$rc -eq 0 || exit 1 ;; \
+		esac; \
 	done
 
 soak: build

@@ -52,7 +52,6 @@ type App struct {
 	Numerics  string
 	Thinking  *bool // what the configuration says where a request says nothing; nil = nothing
 	CacheSize int64 // bytes of the KV pool
-
 }
 
 // Open loads the model and starts its engine. Errors carry an exit code (Error); what is no usage error is a failure.
